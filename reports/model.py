@@ -1,0 +1,249 @@
+"""The report: one run's results as plain, frozen values.
+
+Vocabulary. A *finding* is one thing that is wrong (or odd), with a stable code from `reports.codes`. A *result* is what one check said.
+A *report* is everything one run said; JSON is its only stored form, and every rendering is made from it. A *verdict* is the line drawn
+under it.
+
+JSON: schema name in `Report.schema`; NaN and infinities are the strings "NaN", "Infinity", "-Infinity".
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+SCHEMA = "shardwright.report/1"
+
+Severity = Literal["error", "warning"]
+Status = Literal["passed", "failed", "errored", "skipped"]
+Measure = float | int | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing a check found.
+
+    `where` is a tensor name, file name or field; `expected` and `found` are short texts; `remedy` says what to do.
+    `count` is how many alike were folded into this one.
+    """
+
+    code: str
+    severity: Severity
+    where: str
+    expected: str
+    found: str
+    remedy: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check said. `examined` counts what it looked at; `reason` explains `skipped` and `errored`."""
+
+    check: str
+    status: Status
+    findings: tuple[Finding, ...] = ()
+    examined: int = 0
+    measured: Mapping[str, Measure] = field(default_factory=dict)
+    limits: Mapping[str, Measure] = field(default_factory=dict)
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """An independent source of truth: `heard` or not (then `detail` says why), and what it proves: "bytes", "mapping" or both."""
+
+    name: str
+    heard: bool
+    proves: tuple[str, ...]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsComparison:
+    """Two forward passes held against each other.
+
+    `metrics` and `limits` share their keys (mean_kl, p95_kl, cosine, top1 …; KL in nats); what has no limit is reported only.
+    `kl_by_position` is the mean KL per sequence position over all rows.
+    """
+
+    name: Literal["mapping", "cast"]
+    reference: str
+    candidate: str
+    limits_row: str
+    positions: int
+    metrics: Mapping[str, float]
+    limits: Mapping[str, float]
+    kl_by_position: tuple[float, ...] = ()
+    first_diverging_layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStatistics:
+    """One released tensor, as re-read from disk. `shape` is `d0xd1`; `relative_error` is NaN where nothing was compared."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: str
+    nbytes: int
+    absmax: float
+    rms: float
+    mean: float
+    nonfinite: int
+    zero_share: float
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Where time and bytes went: one step of the line."""
+
+    name: str
+    seconds: float
+    nbytes_read: int = 0
+    nbytes_written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field of a copied file that was set to what was written."""
+
+    where: str
+    before: str
+    after: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """One thing left out, and why. `asked_by` is "rule" (a family's), "request" (--drop, --skip) or "format" (training state)."""
+
+    what: str
+    because: str
+    asked_by: Literal["rule", "request", "format"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`green` or not, and the one line that says it."""
+
+    green: bool
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything one run said.
+
+    `kind` is the flow ("export", "gate", "drill"); `subject` the release or checkpoint judged; `action` what a green run has done
+    ("published"). `started` and `finished` are ISO 8601 in UTC.
+    """
+
+    run_id: str
+    kind: str
+    action: str
+    subject: str
+    source: str
+    plan_digest: str
+    results: tuple[CheckResult, ...]
+    witnesses: tuple[Witness, ...]
+    environment: Mapping[str, str]
+    started: str
+    finished: str
+    logits: tuple[LogitsComparison, ...] = ()
+    tensors: tuple[TensorStatistics, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    changes: tuple[Change, ...] = ()
+    omissions: tuple[Omission, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def mapping_line(self) -> str:
+        """Return `mapping proven by: …` or `mapping not proven`."""
+        names = [w.name for w in self.witnesses if w.heard and "mapping" in w.proves]
+        return f"mapping proven by: {', '.join(names)}" if names else "mapping not proven"
+
+    def verdict(self, required: frozenset[str] = frozenset()) -> Verdict:
+        """Return the verdict: green when no check failed or errored, and none that is `required` was skipped.
+
+        Args:
+            required: names of checks that must not be skipped.
+
+        Returns:
+            Green or not, with one line that names the failed checks' codes, or the checks skipped and why.
+        """
+        failed = [r for r in self.results if r.status == "failed"]
+        errored = [r for r in self.results if r.status == "errored"]
+        skipped = [r for r in self.results if r.status == "skipped"]
+        lacking = [r for r in skipped if r.check in required] + [
+            CheckResult(name, "skipped", reason="not run") for name in sorted(required - {r.check for r in self.results})
+        ]
+        hollow = [r for r in self.results if r.status == "passed" and r.examined == 0]
+        if not self.results or failed or errored or lacking or hollow:
+            parts = [f"{r.check} ({', '.join(_error_codes(r))})" for r in failed]
+            parts += [f"{r.check} (could not run: {r.reason})" for r in errored]
+            parts += [f"{r.check} (required, but skipped: {r.reason})" for r in lacking]
+            parts += [f"{r.check} (examined nothing)" for r in hollow]
+            return Verdict(False, f"not {self.action}: {'; '.join(parts) or 'no check ran'}")
+        line = self.action
+        if skipped:
+            noun = "check" if len(skipped) == 1 else "checks"
+            line += f", {len(skipped)} {noun} skipped: " + ", ".join(f"{r.check} ({r.reason})" for r in skipped)
+        return Verdict(True, line)
+
+
+def _error_codes(result: CheckResult) -> list[str]:
+    return sorted({f.code for f in result.findings if f.severity == "error"})
+
+
+_ADAPTER = TypeAdapter(Report)
+
+
+def report_to_json(report: Report) -> str:
+    """Return the report as indented JSON, its stored form; NaN and infinities are strings.
+
+    Args:
+        report: any report.
+
+    Returns:
+        JSON text.
+    """
+    return json.dumps(_spell_nonfinite(_ADAPTER.dump_python(report)), indent=1, allow_nan=False)
+
+
+def report_from_json(text: str) -> Report:
+    """Return the report stored as `text`.
+
+    Args:
+        text: what `report_to_json` wrote.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: the text is not a report of this schema.
+    """
+    report = _ADAPTER.validate_json(text)
+    if report.schema != SCHEMA:
+        raise ValueError(f"report schema {report.schema!r}, this version reads {SCHEMA!r}")
+    return report
+
+
+def report_schema() -> Mapping[str, object]:
+    """Return the JSON Schema of a stored report."""
+    return _ADAPTER.json_schema()
+
+
+def _spell_nonfinite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _spell_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spell_nonfinite(item) for item in value]
+    return value

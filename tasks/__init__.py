@@ -1,0 +1,1 @@
+"""The steps of the line, as thin Prefect tasks, and the engine and witnesses they drive."""

@@ -1,0 +1,89 @@
+"""What a format must be able to do. A format is one file with one class, and one row in `tasks.engine.formats.readers.READERS`.
+
+Life of a reader: `probe` looks at file names and a few bytes and says why or why not; the constructor takes the folder; `catalog` reads
+metadata only, and has checked that every file it names exists and is long enough; `payload` finds the raw values of one fragment.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from tasks.engine.tensors.catalog import Catalog, Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a format recognises a folder, and because of what, as a clause: "no .metadata file"."""
+
+    matches: bool
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a checkpoint is. `also` are more roots of the same save (node-local disks)."""
+
+    path: Path
+    also: tuple[Path, ...] = ()
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """All roots, the main one first."""
+        return (self.path, *self.also)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The raw little-endian values of one fragment: `nbytes` bytes from `start` of the file `path` (absolute).
+
+    `strides` (in elements) is None for C order, else how the fragment's dims step through the stored values. `crc32` is the checksum the
+    writer recorded for these bytes, or None.
+    """
+
+    path: str
+    start: int
+    nbytes: int
+    strides: tuple[int, ...] | None
+    crc32: int | None
+
+
+class CheckpointReader(Protocol):
+    """Reads one format. Instances are cheap, hold no open file, and may be used from several threads."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def probe(cls, path: Path) -> Probe:
+        """Say whether `path` is this format, reading no more than names and a few bytes.
+
+        Args:
+            path: a folder (or a single file, for formats that allow one).
+
+        Returns:
+            The answer and its reason.
+        """
+
+    def __init__(self, source: Source) -> None: ...
+
+    def catalog(self) -> Catalog:
+        """Return what the checkpoint holds; no tensor byte is read.
+
+        Returns:
+            The catalog, the same on every call.
+
+        Raises:
+            FormatError: incomplete, damaged or hostile; the message names the file.
+        """
+
+    def payload(self, fragment: Fragment) -> Payload:
+        """Find the raw values of a fragment.
+
+        Args:
+            fragment: one of this reader's catalog.
+
+        Returns:
+            Where the values are.
+
+        Raises:
+            FormatError: the record around the values is damaged, or disagrees with the catalog on dtype, shape or length.
+        """

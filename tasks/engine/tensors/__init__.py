@@ -1,0 +1,1 @@
+"""The words the engine is written in: regions, fragments, catalogs, rules."""

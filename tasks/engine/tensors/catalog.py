@@ -1,0 +1,198 @@
+"""What a checkpoint holds, without its bytes: tensors, their fragments, and the training state beside them.
+
+A *fragment* is one box of one tensor with its place on disk. A *catalog* keeps the fragments of all tensors as arrays (a million of them
+must not hurt) and makes `Fragment` values per tensor, on demand.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from reports.errors import ShapeError
+from tasks.engine.tensors.region import Ints, Region, check_tiling
+from validators.expectation import ITEMSIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """A place in a checkpoint's files: `nbytes` bytes from `start` of `path` (relative to the catalog's `root`, or absolute for
+    node-local roots). What lies there (a zip, raw values) is the format's business.
+    """
+
+    path: str
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One box of one tensor, and where its bytes are. `index` is its row in the catalog's FragmentTable."""
+
+    fqn: str
+    region: Region
+    dtype: str
+    locator: Locator
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor as its writer described it. `shape` is None where the format does not record the global shape; `first` and `last` bound
+    its rows in the FragmentTable.
+    """
+
+    fqn: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    first: int
+    last: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor; 0 while the shape is unknown."""
+        return 0 if self.shape is None else prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentTable:
+    """Columns of all fragments, tensor by tensor.
+
+    `offsets` and `shapes` are flat: a fragment of a D-dim tensor takes D entries from `dims_at`; `file` indexes `files`.
+    """
+
+    files: tuple[str, ...]
+    file: Ints
+    start: Ints
+    nbytes: Ints
+    dims_at: Ints
+    offsets: Ints
+    shapes: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class StateItem:
+    """One entry of the training state that an export leaves alone: an optimizer moment, a scheduler, an RNG state.
+
+    `kind` is "tensor" or "object"; shape and dtype are set for tensors.
+    """
+
+    fqn: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What a checkpoint holds. `tensors` are the model's, by FQN with wrapper prefixes stripped; `state` is the rest.
+
+    `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report.
+    """
+
+    format: str
+    root: str
+    step: int | None
+    tensors: Mapping[str, SourceTensor]
+    table: FragmentTable
+    state: tuple[StateItem, ...]
+    digest: str
+    files_nbytes: int
+    notes: tuple[str, ...] = field(default=())
+
+    def fragments(self, fqn: str) -> tuple[Fragment, ...]:
+        """Return the fragments of one tensor, in the order of the table.
+
+        Args:
+            fqn: a key of `tensors`.
+
+        Returns:
+            Its fragments; regions in elements of the whole tensor.
+        """
+        tensor, table = self.tensors[fqn], self.table
+        offsets, shapes = self.boxes(fqn)
+        made = []
+        for row in range(tensor.first, tensor.last):
+            at = row - tensor.first
+            region = Region(tuple(offsets[at].tolist()), tuple(shapes[at].tolist()))
+            locator = Locator(table.files[int(table.file[row])], int(table.start[row]), int(table.nbytes[row]))
+            made.append(Fragment(fqn, region, tensor.dtype, locator, row))
+        return tuple(made)
+
+    def boxes(self, fqn: str) -> tuple[Ints, Ints]:
+        """Return offsets and shapes of one tensor's fragments, each (N, D).
+
+        Args:
+            fqn: a key of `tensors`.
+
+        Returns:
+            Offsets, shapes; both views of the table.
+        """
+        tensor, table = self.tensors[fqn], self.table
+        count = tensor.last - tensor.first
+        begin, end = int(table.dims_at[tensor.first]), int(table.dims_at[tensor.last])
+        ndim = (end - begin) // count if count else len(tensor.shape or ())
+        return table.offsets[begin:end].reshape(count, ndim), table.shapes[begin:end].reshape(count, ndim)
+
+    def check_coverage(self, fqn: str, shape: Sequence[int]) -> None:
+        """Prove that the fragments of `fqn` tile a tensor of `shape`.
+
+        Args:
+            fqn: a key of `tensors`.
+            shape: its global shape, from the writer's metadata or the config.
+
+        Raises:
+            CoverageError: a hole, an overlap, or a fragment outside the shape.
+        """
+        offsets, shapes = self.boxes(fqn)
+        check_tiling(fqn, shape, offsets, shapes, remedy=f"Restore the missing files of {self.root} or export another step.")
+
+
+class TableBuilder:
+    """Collects fragments, tensor by tensor, into a FragmentTable."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._rows: list[tuple[int, int, int]] = []
+        self._dims_at: list[int] = [0]
+        self._offsets: list[int] = []
+        self._shapes: list[int] = []
+
+    @property
+    def nrows(self) -> int:
+        """Fragments collected so far; the `first` of the next tensor."""
+        return len(self._rows)
+
+    def add(self, offset: Sequence[int], shape: Sequence[int], path: str, start: int, nbytes: int) -> None:
+        """Append one fragment of the tensor being collected.
+
+        Args:
+            offset: first index per dim, in elements.
+            shape: length per dim, in elements.
+            path: file, relative to the checkpoint's root, or absolute.
+            start: byte in the file where the fragment's record begins.
+            nbytes: length of that record.
+
+        Raises:
+            ShapeError: offset and shape differ in length.
+        """
+        if len(offset) != len(shape):
+            raise ShapeError(f"fragment with offset {tuple(offset)} but shape {tuple(shape)}", where=path)
+        self._rows.append((self._files.setdefault(path, len(self._files)), start, nbytes))
+        self._offsets.extend(offset)
+        self._shapes.extend(shape)
+        self._dims_at.append(len(self._offsets))
+
+    def build(self) -> FragmentTable:
+        """Return the table of everything added."""
+        rows = np.asarray(self._rows, dtype=np.int64).reshape(-1, 3)
+        return FragmentTable(
+            tuple(self._files),
+            rows[:, 0].copy(),
+            rows[:, 1].copy(),
+            rows[:, 2].copy(),
+            np.asarray(self._dims_at, dtype=np.int64),
+            np.asarray(self._offsets, dtype=np.int64),
+            np.asarray(self._shapes, dtype=np.int64),
+        )

@@ -1,0 +1,1 @@
+"""What must be true of a release: each check a pure function of Evidence."""

@@ -1,0 +1,103 @@
+"""What a release should hold, and what is known of it: the values every check works on. No torch here.
+
+Dtypes are safetensors codes ("F32", "BF16"); shapes are tuples of element counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+
+import pandas as pd
+
+from reports.model import LogitsComparison, Witness
+from validators.release import Release
+
+# Bytes of one element, by safetensors dtype code. Source: safetensors 0.8 README, format section.
+ITEMSIZE: Mapping[str, int] = MappingProxyType(
+    {
+        "BOOL": 1,
+        "U8": 1,
+        "I8": 1,
+        "F8_E4M3": 1,
+        "F8_E5M2": 1,
+        "I16": 2,
+        "U16": 2,
+        "F16": 2,
+        "BF16": 2,
+        "I32": 4,
+        "U32": 4,
+        "F32": 4,
+        "I64": 8,
+        "U64": 8,
+        "F64": 8,
+    }
+)
+FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F16", "BF16", "F32", "F64"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its values."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for a 0-d tensor."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the values take."""
+        return self.numel * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroup:
+    """One MoE layer: its router weight, and per global expert id the names of that expert's tensors, in one order for all."""
+
+    layer: int
+    router: str
+    experts: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the config implies: every published tensor with its shape, in the model's order.
+
+    `shapes` says nothing of dtypes (those follow the request). `tied` lists (kept, alias) name pairs that are one tensor when
+    `is_tied`. `embedding` names the token embedding, (vocab, hidden); `head` the output projection. `keep_fp32` are the names whose
+    dtype a cast leaves alone.
+    """
+
+    family: str
+    shapes: Mapping[str, tuple[int, ...]]
+    is_tied: bool
+    tied: tuple[tuple[str, str], ...] = ()
+    experts: tuple[ExpertGroup, ...] = ()
+    embedding: str = ""
+    head: str = ""
+    keep_fp32: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a release when the checks run. What was not gathered is None or empty, and the checks that need it are skipped.
+
+    `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable (validators.tables). `dtype` is the release dtype code asked
+    for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in. `reasons` says, per need,
+    why it is absent ("no config.json in --assets").
+    """
+
+    release: Release
+    expected: Expectation | None = None
+    plan: pd.DataFrame | None = None
+    tensors: pd.DataFrame | None = None
+    values: pd.DataFrame | None = None
+    witnesses: tuple[Witness, ...] = ()
+    logits: tuple[LogitsComparison, ...] = ()
+    dtype: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,171 @@
+"""A release as it lies on disk (or as a plan will make it): files, headers, config. Its own reader; reads no tensor byte.
+
+Safetensors header: 8 bytes little-endian length N, then N bytes of JSON, then the data section; offsets in the JSON count from the
+data section. Source: safetensors 0.8 README, format section.
+
+What cannot be parsed does not raise: it becomes a `Malformed` row for the `files` check to report.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
+INDEX_NAME = "model.safetensors.index.json"
+MANIFEST_NAME = "shardwright.json"
+_PREFIX = struct.Struct("<Q")
+EMPTY: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a weight file. `start` and `stop` are byte offsets in the file's data section."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One safetensors file. `nbytes` is its size; the data section starts at `data_start`."""
+
+    name: str
+    nbytes: int
+    data_start: int
+    tensors: tuple[StoredTensor, ...]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A file that could not be parsed, and why."""
+
+    file: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A folder of release weights. `folder` is None for one that is only planned.
+
+    `index` is the parsed index (empty when there is none); `others` the remaining file names, relative, sorted. `assets` is where the
+    tokenizer lies: the folder itself once written.
+    """
+
+    folder: Path | None
+    files: tuple[WeightFile, ...]
+    config: Mapping[str, object] = EMPTY
+    generation_config: Mapping[str, object] = EMPTY
+    index: Mapping[str, object] = EMPTY
+    manifest: Mapping[str, object] = EMPTY
+    others: tuple[str, ...] = ()
+    malformed: tuple[Malformed, ...] = ()
+    assets: Path | None = None
+
+    def stored(self) -> Iterator[StoredTensor]:
+        """Yield every stored tensor, file by file."""
+        for file in self.files:
+            yield from file.tensors
+
+    def by_name(self) -> dict[str, StoredTensor]:
+        """Return the stored tensors by name; of a name stored twice, the last."""
+        return {tensor.name: tensor for tensor in self.stored()}
+
+
+@dataclass(slots=True)
+class _Folder:
+    # Collects what open_release finds.
+    files: list[WeightFile] = field(default_factory=list)
+    malformed: list[Malformed] = field(default_factory=list)
+
+    def parse_json(self, path: Path) -> Mapping[str, object]:
+        if not path.is_file():
+            return EMPTY
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            self.malformed.append(Malformed(path.name, f"not readable as JSON: {error}"))
+            return EMPTY
+        if not isinstance(value, dict):
+            self.malformed.append(Malformed(path.name, "JSON, but not an object"))
+            return EMPTY
+        return value
+
+
+def open_release(folder: Path) -> Release:
+    """Return the release in `folder` as its headers and config describe it.
+
+    Args:
+        folder: any folder with Hugging Face weights.
+
+    Returns:
+        The release; what could not be parsed is listed in `malformed`, not raised.
+    """
+    found = _Folder()
+    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    for name in names:
+        if name.endswith(".safetensors"):
+            try:
+                found.files.append(read_header(folder / name, name))
+            except (OSError, ValueError) as error:
+                found.malformed.append(Malformed(name, str(error)))
+    return Release(
+        folder,
+        tuple(found.files),
+        config=found.parse_json(folder / "config.json"),
+        generation_config=found.parse_json(folder / "generation_config.json"),
+        index=found.parse_json(folder / INDEX_NAME),
+        manifest=found.parse_json(folder / MANIFEST_NAME),
+        others=tuple(name for name in names if not name.endswith(".safetensors")),
+        malformed=tuple(found.malformed),
+        assets=folder,
+    )
+
+
+def read_header(path: Path, name: str) -> WeightFile:
+    """Return the header of one safetensors file, without judging its offsets.
+
+    Args:
+        path: the file.
+        name: how the result should call it.
+
+    Returns:
+        Its tensors in the order of their offsets.
+
+    Raises:
+        ValueError: the header is absent, too long, not JSON, or its entries lack dtype, shape or offsets.
+    """
+    nbytes = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_PREFIX.size)
+        if len(head) < _PREFIX.size:
+            raise ValueError(f"{nbytes} bytes: too short for a safetensors header")
+        (length,) = _PREFIX.unpack(head)
+        if length > min(MAX_HEADER_BYTES, nbytes - _PREFIX.size):
+            raise ValueError(f"header says {length} bytes, the file has {nbytes}")
+        header = json.loads(file.read(length).decode("utf-8"))
+    if not isinstance(header, dict):
+        raise ValueError("header is not a JSON object")  # noqa: TRY004  (one error for a bad header)
+    metadata = header.pop("__metadata__", {})
+    tensors = sorted((_stored(name, key, entry) for key, entry in header.items()), key=lambda t: (t.start, t.stop))
+    return WeightFile(name, nbytes, _PREFIX.size + length, tuple(tensors), metadata if isinstance(metadata, dict) else {})
+
+
+def _stored(file: str, name: str, entry: object) -> StoredTensor:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name}: header entry is not an object")  # noqa: TRY004  (one error for a bad header)
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    whole = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
+    spans = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) and n >= 0 for n in offsets)
+    if not (isinstance(dtype, str) and whole and spans):
+        raise ValueError(f"{name}: header entry without a valid dtype, shape and data_offsets")
+    assert isinstance(shape, list)
+    assert isinstance(offsets, list)
+    return StoredTensor(name, file, dtype, tuple(shape), offsets[0], offsets[1])
