@@ -84,9 +84,7 @@ class UnmappedError(ReleaseError, KeyError):
         phantom: sources without a rule.
     """
 
-    def __init__(
-        self, what: str, *, where: str = "", remedy: str = "", missing: Iterable[str] = (), phantom: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, what: str, *, where: str = "", remedy: str = "", missing: Iterable[str] = (), phantom: Iterable[str] = ()) -> None:
         super().__init__(what, where=where, remedy=remedy)
         self.missing, self.phantom = tuple(missing), tuple(phantom)
 

@@ -88,6 +88,7 @@ class StateItem:
 class Catalog:
     """What a checkpoint holds. `tensors` are the model's, by FQN with wrapper prefixes stripped; `state` is the rest.
 
+    `replicas` repeat a region that the table has already (another rank wrote it too) and must hold the same values; their `index` is -1.
     `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report.
     """
 
@@ -99,6 +100,7 @@ class Catalog:
     state: tuple[StateItem, ...]
     digest: str
     files_nbytes: int
+    replicas: tuple[Fragment, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     def fragments(self, fqn: str) -> tuple[Fragment, ...]:

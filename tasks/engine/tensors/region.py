@@ -68,9 +68,7 @@ class Region:
         Returns:
             One slice per dim.
         """
-        return tuple(
-            slice(o - base, o - base + n) for o, base, n in zip(self.offset, outer.offset, self.shape, strict=True)
-        )
+        return tuple(slice(o - base, o - base + n) for o, base, n in zip(self.offset, outer.offset, self.shape, strict=True))
 
     def rows(self) -> str:
         """Return where the box lies, for messages: `rows 25-49` or `[25:50, 0:64]`."""

@@ -1,0 +1,1 @@
+"""Metadata in, plan out. Reads no tensor byte and does no I/O."""

@@ -1,0 +1,189 @@
+"""The export plan: frozen data that says what will be written, from what. Outside the engine it is read as JSON.
+
+JSON, schema "shardwright.plan/1":
+
+    {"schema", "source": {"format", "root", "step", "digest"}, "family", "naming", "dims": {…},
+     "files": [{"name", "header_nbytes", "nbytes", "tensors": [
+        {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
+         "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
+         "op": {"name": "same" | "rope_to_halves", …},      applied to the box after its dims of length 1 in front are dropped to fit `shape`
+         "encoding": "copy" | "cast",
+         "span": [start, stop]}]}],                         bytes in the file, header included
+     "aliases": [{"name", "of", "because"}],                source tensors left out because they must equal another source tensor
+     "dropped": [{"name", "because", "asked_by"}],
+     "kept_dtype": [names a cast left alone],
+     "digest"}
+
+A target is `op(concatenation of its inputs' boxes)` cast to `dtype`. Every element of every source tensor is in exactly one box, or its
+tensor is dropped or an alias.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from tasks.engine.tensors.region import Region
+from validators.expectation import TensorSpec
+
+PLAN_SCHEMA = "shardwright.plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The box of one source tensor that a target consumes. `full_shape` is the source tensor's shape."""
+
+    name: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    full_shape: tuple[int, ...]
+
+    @property
+    def region(self) -> Region:
+        """The box."""
+        return Region(self.offset, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """An operation of the closed set (tasks.engine.tensors.ops) with its argument in whole numbers; `head_dim` is for RoPE ops."""
+
+    name: Literal["same", "rope_to_halves"] = "same"
+    head_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One released tensor. `span` is its bytes in the output file, header included."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    inputs: tuple[Input, ...]
+    op: OpCall
+    encoding: Literal["copy", "cast"]
+    span: tuple[int, int] = (0, 0)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The target without its values."""
+        return TensorSpec(self.name, self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One output file: header, then its tensors back to back in this order."""
+
+    name: str
+    header_nbytes: int
+    nbytes: int
+    tensors: tuple[TensorPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """The checkpoint the plan was made for."""
+
+    format: str
+    root: str
+    step: int | None
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A source tensor left out because it must equal another one: the second copy of a tied pair."""
+
+    name: str
+    of: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A source tensor left out on purpose."""
+
+    name: str
+    because: str
+    asked_by: Literal["rule", "request"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What one export will write. `digest` covers everything but `source.root` and itself."""
+
+    source: PlanSource
+    family: str
+    naming: str
+    dims: Mapping[str, int | bool | str]
+    files: tuple[FilePlan, ...]
+    aliases: tuple[Alias, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    kept_dtype: tuple[str, ...] = ()
+    digest: str = ""
+    schema: str = field(default=PLAN_SCHEMA)
+
+    def tensors(self) -> Iterator[tuple[FilePlan, TensorPlan]]:
+        """Yield every target with its file, in file order."""
+        for file in self.files:
+            for tensor in file.tensors:
+                yield file, tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all output files."""
+        return sum(file.nbytes for file in self.files)
+
+
+_ADAPTER = TypeAdapter(ExportPlan)
+
+
+def plan_to_json(plan: ExportPlan) -> str:
+    """Return the plan's stored form.
+
+    Args:
+        plan: any plan.
+
+    Returns:
+        JSON text, keys in the order of the schema.
+    """
+    return _ADAPTER.dump_json(plan).decode()
+
+
+def plan_from_json(text: str) -> ExportPlan:
+    """Return the plan stored as `text`.
+
+    Args:
+        text: what `plan_to_json` wrote.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: not a plan of this schema, or its digest does not fit.
+    """
+    plan = _ADAPTER.validate_json(text)
+    if plan.schema != PLAN_SCHEMA:
+        raise ValueError(f"plan schema {plan.schema!r}, this version reads {PLAN_SCHEMA!r}")
+    if plan.digest != digest_plan(plan):
+        raise ValueError("plan was edited: its digest does not fit")
+    return plan
+
+
+def digest_plan(plan: ExportPlan) -> str:
+    """Return the sha256 of a plan, apart from where its source lies.
+
+    Args:
+        plan: any plan.
+
+    Returns:
+        64 hex digits.
+    """
+    content = _ADAPTER.dump_python(plan, mode="json")
+    content.pop("digest")
+    content["source"].pop("root")
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
