@@ -8,6 +8,7 @@ STAMP := .venv/.installed
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall -c constraints.txt docstring_parser_fork  # pydoclint's; shares its folder with docstring_parser
 	touch $(STAMP)
 
 demo: $(STAMP)  ## shard a toy model with torch's own DCP, export it, print the report's path

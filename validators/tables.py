@@ -152,9 +152,11 @@ def read_table(model: type[_Table], path: Path) -> pd.DataFrame:
     Raises:
         FormatError: the rows do not fit the model.
     """
-    columns = model.to_schema().columns
-    texts = [name for name, column in columns.items() if str(column.dtype) == "str"]
-    return _validate(model, pd.read_csv(path, converters=dict.fromkeys(texts, str)), path)
+    table = pd.read_csv(path, dtype=str, na_filter=False)  # na_filter would turn a tensor named "nan" into a missing value
+    for name, column in model.to_schema().columns.items():
+        if name in table and str(column.dtype).startswith(("int", "float")):
+            table[name] = pd.to_numeric(table[name])
+    return _validate(model, table, path)
 
 
 def _validate(model: type[_Table], table: pd.DataFrame, path: Path) -> pd.DataFrame:

@@ -6,7 +6,7 @@ JSON, schema "shardwright.plan/1":
      "files": [{"name", "header_nbytes", "nbytes", "tensors": [
         {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
          "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
-         "op": {"name": "same" | "rope_to_halves", …},      applied to the box after its dims of length 1 in front are dropped to fit `shape`
+         "op": {"name": "same" | "rope_to_halves", …},      after leading dims of length 1 are dropped to fit `shape`
          "encoding": "copy" | "cast",
          "span": [start, stop]}]}],                         bytes in the file, header included
      "aliases": [{"name", "of", "because"}],                source tensors left out because they must equal another source tensor

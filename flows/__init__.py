@@ -1,0 +1,1 @@
+"""What happens, in what order, when it stops."""

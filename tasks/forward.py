@@ -1,0 +1,1 @@
+"""Folder or live state → model → logits."""
