@@ -26,6 +26,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from tasks.engine.tensors.ops import OpCall
 from tasks.engine.tensors.region import Region
 from validators.expectation import TensorSpec
 
@@ -46,14 +47,6 @@ class Input:
     def region(self) -> Region:
         """The box."""
         return Region(self.offset, self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """An operation of the closed set (tasks.engine.tensors.ops) with its argument in whole numbers; `head_dim` is for RoPE ops."""
-
-    name: Literal["same", "rope_to_halves"] = "same"
-    head_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,72 @@
+"""Mixtral and Qwen3-MoE: published per expert, fused in memory by transformers 5.
+
+A live transformers >= 5 model holds `mlp.experts.gate_up_proj` (E, 2I, H), gate rows before up rows, and `mlp.experts.down_proj`
+(E, H, I). Source: transformers 5.24 conversion_mapping and models/mixtral, models/qwen3_moe.
+"""
+
+from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows
+from tasks.engine.families.family import ExpertNames, Family, Row
+from tasks.engine.families.qwen import QWEN3_ATTENTION, QWEN3_CONFIG
+from tasks.engine.tensors.ops import Unstack
+from tasks.engine.tensors.rules import Naming, Rule
+
+_L = "model.layers.{layer}"
+_FUSED = f"{_L}.mlp.experts"
+
+
+def _expert_rows(prefix: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{prefix}.{{expert}}.{gate}.weight", ("moe_intermediate", "hidden"), layers="sparse"),
+        Row(f"{prefix}.{{expert}}.{up}.weight", ("moe_intermediate", "hidden"), layers="sparse"),
+        Row(f"{prefix}.{{expert}}.{down}.weight", ("hidden", "moe_intermediate"), layers="sparse"),
+    )
+
+
+def _fused(experts: tuple[Row, ...]) -> tuple[Rule, ...]:
+    gate, up, down = (row.name for row in experts)
+    return (Rule(f"{_FUSED}.gate_up_proj", (gate, up), Unstack()), Rule(f"{_FUSED}.down_proj", (down,), Unstack()))
+
+
+_MIXTRAL_EXPERTS = _expert_rows(f"{_L}.block_sparse_moe.experts", "w1", "w3", "w2")
+_MIXTRAL_ROUTER = Row(f"{_L}.block_sparse_moe.gate.weight", ("num_experts", "hidden"), layers="sparse")
+_MIXTRAL_LAYER: tuple[Row, ...] = (*NORMS, *ATTENTION)
+_MIXTRAL: tuple[Row, ...] = (*FIRST, *_MIXTRAL_LAYER, _MIXTRAL_ROUTER, *_MIXTRAL_EXPERTS, *LAST)
+
+MIXTRAL = Family(
+    name="mixtral",
+    model_types=("mixtral",),
+    rows=_MIXTRAL,
+    namings=(
+        Naming("published", published_rows(_MIXTRAL)),
+        Naming(
+            "transformers-5",
+            (
+                *published_rows((*FIRST, *_MIXTRAL_LAYER, *LAST)),
+                Rule(f"{_L}.mlp.gate.weight", (_MIXTRAL_ROUTER.name,)),
+                *_fused(_MIXTRAL_EXPERTS),
+            ),
+        ),
+    ),
+    embedding=EMBEDDING,
+    head=HEAD,
+    experts=ExpertNames(_MIXTRAL_ROUTER.name, tuple(row.name for row in _MIXTRAL_EXPERTS)),
+)
+
+_QWEN3_EXPERTS = _expert_rows(f"{_L}.mlp.experts", "gate_proj", "up_proj", "down_proj")
+_QWEN3_ROUTER = Row(f"{_L}.mlp.gate.weight", ("num_experts", "hidden"), layers="sparse")
+_QWEN3_LAYER: tuple[Row, ...] = (*NORMS, *QWEN3_ATTENTION, *mlp("dense"), _QWEN3_ROUTER)
+_QWEN3: tuple[Row, ...] = (*FIRST, *_QWEN3_LAYER, *_QWEN3_EXPERTS, *LAST)
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    model_types=("qwen3_moe",),
+    rows=_QWEN3,
+    namings=(
+        Naming("published", published_rows(_QWEN3)),
+        Naming("transformers-5", (*published_rows((*FIRST, *_QWEN3_LAYER, *LAST)), *_fused(_QWEN3_EXPERTS))),
+    ),
+    embedding=EMBEDDING,
+    head=HEAD,
+    config=QWEN3_CONFIG,
+    experts=ExpertNames(_QWEN3_ROUTER.name, tuple(row.name for row in _QWEN3_EXPERTS)),
+)
