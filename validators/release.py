@@ -11,13 +11,11 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 INDEX_NAME = "model.safetensors.index.json"
 MANIFEST_NAME = "shardwright.json"
 _PREFIX = struct.Struct("<Q")
-EMPTY: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,10 @@ class Release:
 
     folder: Path | None
     files: tuple[WeightFile, ...]
-    config: Mapping[str, object] = EMPTY
-    generation_config: Mapping[str, object] = EMPTY
-    index: Mapping[str, object] = EMPTY
-    manifest: Mapping[str, object] = EMPTY
+    config: Mapping[str, object] = field(default_factory=dict)
+    generation_config: Mapping[str, object] = field(default_factory=dict)
+    index: Mapping[str, object] = field(default_factory=dict)
+    manifest: Mapping[str, object] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     malformed: tuple[Malformed, ...] = ()
     assets: Path | None = None
@@ -87,15 +85,15 @@ class _Folder:
 
     def parse_json(self, path: Path) -> Mapping[str, object]:
         if not path.is_file():
-            return EMPTY
+            return {}
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             self.malformed.append(Malformed(path.name, f"not readable as JSON: {error}"))
-            return EMPTY
+            return {}
         if not isinstance(value, dict):
             self.malformed.append(Malformed(path.name, "JSON, but not an object"))
-            return EMPTY
+            return {}
         return value
 
 
