@@ -1,0 +1,1 @@
+"""How values are stored: one file per encoding, and the ENCODINGS table."""

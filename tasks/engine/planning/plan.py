@@ -10,7 +10,7 @@ JSON, schema "shardwright.plan/1":
          "encoding": "copy" | "cast",
          "span": [start, stop]}]}],                         bytes in the file, header included
      "aliases": [{"name", "of", "because"}],                source tensors left out because they must equal another source tensor
-     "dropped": [{"name", "because", "asked_by"}],
+     "dropped": [{"name", "because", "asked_by", "targets"}],
      "kept_dtype": [names a cast left alone],
      "digest"}
 
@@ -98,11 +98,12 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A source tensor left out on purpose."""
+    """A source tensor left out on purpose, and the released names that are missing for it."""
 
     name: str
     because: str
     asked_by: Literal["rule", "request"]
+    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Plan in, bytes out. Decides nothing."""

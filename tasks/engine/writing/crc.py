@@ -1,0 +1,150 @@
+"""Source checksums, verified in the same pass that moves the bytes.
+
+A writer's CRC32 covers one fragment's whole payload, while a target may need only a piece of it. So the reader reports the CRC of each
+piece, and pieces that tile a payload are combined into the CRC of the whole, without reading anything twice.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from reports.errors import FormatError
+
+_POLYNOMIAL = 0xEDB88320  # CRC-32 of ISO 3309, bits reversed, as zip and zlib use it
+_Matrix = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CrcPiece:
+    """The CRC32 of `nbytes` bytes from `start` of the payload of the catalog's fragment `fragment`."""
+
+    fragment: int
+    start: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCrc:
+    """What a fragment's writer recorded, and where the payload is."""
+
+    fqn: str
+    path: str
+    start: int
+    nbytes: int
+    crc32: int
+
+
+def combine_crc32(first: int, second: int, second_nbytes: int) -> int:
+    """Return the CRC32 of two byte strings joined, from the CRC32 of each.
+
+    Args:
+        first: CRC32 of the first.
+        second: CRC32 of the second.
+        second_nbytes: length of the second.
+
+    Returns:
+        CRC32 of the whole.
+
+    Source: zlib 1.2 crc32_combine: appending n zero bytes is a linear map over GF(2).
+    """
+    return _apply(_append_zeros(second_nbytes), first) ^ second
+
+
+def verify_pieces(
+    recorded: Mapping[int, RecordedCrc], pieces: Iterable[CrcPiece], read_crc: Callable[[RecordedCrc], int] | None
+) -> list[CrcPiece]:
+    """Hold pieces against the checksums their writers recorded.
+
+    Args:
+        recorded: by fragment; fragments without a recorded checksum are not judged.
+        pieces: of any fragments, in any order.
+        read_crc: reads a payload once more, for fragments whose pieces do not tile it; None leaves those for later.
+
+    Returns:
+        The pieces of fragments that were left for later.
+
+    Raises:
+        FormatError: a checksum disagrees; the message names tensor and file.
+    """
+    by_fragment: dict[int, list[CrcPiece]] = {}
+    for piece in pieces:
+        if piece.fragment in recorded:
+            by_fragment.setdefault(piece.fragment, []).append(piece)
+    left = []
+    for fragment, own in sorted(by_fragment.items()):
+        expected = recorded[fragment]
+        found = _combine(own, expected.nbytes)
+        if found is None and read_crc is None:
+            left += own
+            continue
+        if found is None and read_crc is not None:
+            found = read_crc(expected)
+        if found != expected.crc32:
+            raise FormatError(
+                f"damaged: the values of {expected.fqn} have CRC32 {found:08x}, the writer recorded {expected.crc32:08x}"
+                f" (bytes {expected.start}-{expected.start + expected.nbytes - 1})",
+                where=expected.path,
+                remedy="Restore this file from a copy, or export another step.",
+            )
+    return left
+
+
+def crc_of_range(read: Callable[[int, int], bytes], start: int, nbytes: int, chunk_nbytes: int) -> int:
+    """Return the CRC32 of a range of a file.
+
+    Args:
+        read: (start, nbytes) → bytes.
+        start: first byte.
+        nbytes: length.
+        chunk_nbytes: how much is held at once.
+
+    Returns:
+        CRC32.
+    """
+    crc = 0
+    for at in range(start, start + nbytes, chunk_nbytes):
+        crc = zlib.crc32(read(at, min(chunk_nbytes, start + nbytes - at)), crc)
+    return crc
+
+
+def _combine(pieces: list[CrcPiece], nbytes: int) -> int | None:
+    at, crc = 0, 0
+    for piece in sorted(pieces, key=lambda p: p.start):
+        if piece.start != at:
+            return None
+        crc = combine_crc32(crc, piece.crc32, piece.nbytes)
+        at += piece.nbytes
+    return crc if at == nbytes else None
+
+
+def _apply(matrix: _Matrix, vector: int) -> int:
+    total = 0
+    for row in matrix:
+        if not vector:
+            break
+        if vector & 1:
+            total ^= row
+        vector >>= 1
+    return total
+
+
+def _square(matrix: _Matrix) -> _Matrix:
+    return tuple(_apply(matrix, row) for row in matrix)
+
+
+@lru_cache(maxsize=1024)
+def _append_zeros(nbytes: int) -> _Matrix:
+    identity = tuple(1 << n for n in range(32))
+    power = (_POLYNOMIAL, *(1 << n for n in range(31)))  # one zero bit
+    for _ in range(3):
+        power = _square(power)  # one zero byte
+    result = identity
+    while nbytes:
+        if nbytes & 1:
+            result = tuple(_apply(power, row) for row in result)
+        nbytes >>= 1
+        if nbytes:
+            power = _square(power)
+    return result

@@ -1,0 +1,254 @@
+"""Finding a target's bytes in the source: as runs to copy, or as row bands to assemble.
+
+A *run* is a range of one file whose bytes are a range of the target, in order. Where the fragments are whole rows of the target
+(FSDP, HSDP, expert parallel), a target is a few runs. Where they are cut on other dims too (TP columns) or stored with strides, a band of
+rows is put together from every fragment that touches it.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from threading import Lock
+
+import numpy as np
+
+from reports.errors import FormatError
+from tasks.engine.formats.reader import CheckpointReader, Payload
+from tasks.engine.planning.plan import Input, TensorPlan
+from tasks.engine.tensors.catalog import Catalog, Fragment, Locator
+from tasks.engine.tensors.ops import Raw
+from tasks.engine.tensors.region import Region
+from tasks.engine.writing.crc import CrcPiece, RecordedCrc
+from validators.expectation import ITEMSIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`nbytes` bytes from `start` of `path`, which are `offset`… of fragment `fragment`'s payload and go to the target in this order."""
+
+    path: str
+    start: int
+    nbytes: int
+    fragment: int
+    offset: int
+
+
+@dataclass(slots=True)
+class OpenFiles:
+    """Read-only file descriptors by path, opened once and closed together."""
+
+    _fds: dict[str, int] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def fd(self, path: str) -> int:
+        """Return a descriptor for `path`.
+
+        Args:
+            path: absolute.
+
+        Returns:
+            An open descriptor; it belongs to this object.
+
+        Raises:
+            FormatError: the file cannot be opened.
+        """
+        with self._lock:
+            if path not in self._fds:
+                try:
+                    self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise FormatError(f"cannot be read: {error.strerror}", where=path, remedy="Check its permissions.") from error
+            return self._fds[path]
+
+    def read_into(self, path: str, start: int, view: memoryview) -> None:
+        """Fill `view` from `start` of `path`.
+
+        Args:
+            path: absolute.
+            start: first byte.
+            view: writable bytes.
+
+        Raises:
+            FormatError: the file ends early or the disk fails.
+        """
+        fd, at = self.fd(path), 0
+        while at < len(view):
+            try:
+                got = os.preadv(fd, [view[at:]], start + at)
+            except OSError as error:
+                raise FormatError(f"byte {start + at} cannot be read: {error.strerror}", where=path, remedy="Check the disk.") from error
+            if got == 0:
+                raise FormatError(f"ends at byte {start + at}", where=path, remedy="Restore this file from a copy.")
+            at += got
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        with self._lock:
+            for fd in self._fds.values():
+                os.close(fd)
+            self._fds.clear()
+
+
+class SourceBytes:
+    """The values of a checkpoint's tensors, for several threads at once. Close `files` when done."""
+
+    def __init__(self, reader: CheckpointReader, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.files = OpenFiles()
+        self._reader = reader
+        self._payloads: dict[Locator, Payload] = {}
+
+    def payload(self, fragment: Fragment) -> Payload:
+        """Return where a fragment's raw values are; asked of the format once.
+
+        Args:
+            fragment: of this catalog.
+
+        Returns:
+            The payload.
+        """
+        found = self._payloads.get(fragment.locator)
+        if found is None:
+            found = self._payloads[fragment.locator] = self._reader.payload(fragment)
+        return found
+
+    def recorded(self, fragment: Fragment) -> RecordedCrc | None:
+        """Return the checksum a fragment's writer recorded, or None.
+
+        Args:
+            fragment: of this catalog.
+
+        Returns:
+            The checksum and what it covers.
+        """
+        payload = self.payload(fragment)
+        if payload.crc32 is None:
+            return None
+        return RecordedCrc(fragment.fqn, payload.path, payload.start, payload.nbytes, payload.crc32)
+
+    def overlapping(self, source: Input) -> list[Fragment]:
+        """Return the fragments that hold some of an input's box.
+
+        Args:
+            source: a box of a source tensor.
+
+        Returns:
+            Fragments in the table's order.
+        """
+        offsets, shapes = self.catalog.boxes(source.name)
+        low, high = np.array(source.offset), np.array(source.offset) + np.array(source.shape)
+        hit = ((offsets < high) & (offsets + shapes > low)).all(axis=1)
+        if hit.all():
+            return list(self.catalog.fragments(source.name))
+        fragments = self.catalog.fragments(source.name)
+        return [fragments[int(i)] for i in np.flatnonzero(hit)]
+
+    def runs(self, tensor: TensorPlan) -> list[Run] | None:
+        """Return the target as runs, in order, or None when it must be assembled.
+
+        Args:
+            tensor: a target whose op and encoding change nothing.
+
+        Returns:
+            Runs whose lengths add up to the target's bytes.
+        """
+        made: list[Run] = []
+        for source in tensor.inputs:
+            found = self._runs_of(source, len(source.shape) - len(tensor.shape))
+            if found is None:
+                return None
+            made += found
+        return made
+
+    def _runs_of(self, source: Input, row_dim: int) -> list[Run] | None:
+        itemsize = ITEMSIZE[source.dtype]
+        placed: list[tuple[int, Run]] = []
+        for fragment in self.overlapping(source):
+            inside = fragment.region.intersect(source.region)
+            assert inside is not None
+            payload = self.payload(fragment)
+            behind = slice(row_dim + 1, None)
+            whole_rows = inside.shape[behind] == source.shape[behind] == fragment.region.shape[behind]
+            if payload.strides is not None or not whole_rows:
+                return None
+            offset = _ravel(inside.offset, fragment.region) * itemsize
+            row = inside.offset[row_dim] if inside.shape else 0
+            placed.append((row, Run(payload.path, payload.start + offset, inside.numel * itemsize, fragment.index, offset)))
+        return [run for _, run in sorted(placed, key=lambda item: item[0])]
+
+    def read_rows(self, source: Input, row_dim: int, rows: range, pieces: list[CrcPiece]) -> Raw:
+        """Assemble a band of rows of an input's box.
+
+        Args:
+            source: a box of a source tensor.
+            row_dim: the dim that counts as rows; the dims before it have length 1.
+            rows: which rows of the box.
+            pieces: the CRC of every payload range that was read whole is appended.
+
+        Returns:
+            (len(rows), …) raw values, C order.
+        """
+        itemsize = ITEMSIZE[source.dtype]
+        want = _band(source, row_dim, rows)
+        out = np.empty(want.shape, dtype=f"u{itemsize}")
+        for fragment in self.overlapping(source):
+            inside = fragment.region.intersect(want)
+            if inside is not None:
+                out[inside.within(want)] = self._read_box(fragment, inside, pieces)
+        return out.reshape(want.shape[row_dim:])
+
+    def _read_box(self, fragment: Fragment, inside: Region, pieces: list[CrcPiece]) -> Raw:
+        payload = self.payload(fragment)
+        itemsize = ITEMSIZE[fragment.dtype]
+        strides = payload.strides or _c_strides(fragment.region.shape)
+        local = tuple(o - base for o, base in zip(inside.offset, fragment.region.offset, strict=True))
+        first = sum(o * s for o, s in zip(local, strides, strict=True))
+        last = first + sum((n - 1) * s for n, s in zip(inside.shape, strides, strict=True))
+        span = np.empty(last - first + 1, dtype=f"u{itemsize}")
+        view = memoryview(span).cast("B")
+        self.files.read_into(payload.path, payload.start + first * itemsize, view)
+        pieces.append(CrcPiece(fragment.index, first * itemsize, len(view), zlib.crc32(view)))
+        return np.lib.stride_tricks.as_strided(span, inside.shape, [s * itemsize for s in strides], writeable=False)
+
+    def bands(self, tensor: TensorPlan, band_nbytes: int, pieces: list[CrcPiece]) -> Iterator[Raw]:
+        """Yield the values that feed a target, before its op, in bands of whole rows.
+
+        Args:
+            tensor: a target.
+            band_nbytes: about how many bytes a band takes.
+            pieces: see `read_rows`.
+
+        Yields:
+            (rows, …) raw values; rows is a multiple of the op's `band_rows`. A 0-d target yields one 0-d value.
+        """
+        unit = tensor.op.band_rows
+        for source in tensor.inputs:
+            row_dim = len(source.shape) - len(tensor.shape)
+            if not tensor.shape:
+                yield self.read_rows(source, row_dim, range(1), pieces)
+                continue
+            row_nbytes = prod(source.shape[row_dim + 1 :]) * ITEMSIZE[source.dtype]
+            count = max(1, band_nbytes // max(row_nbytes * unit, 1)) * unit
+            total = source.shape[row_dim]
+            for start in range(0, total, count):
+                yield self.read_rows(source, row_dim, range(start, min(start + count, total)), pieces)
+
+
+def _band(source: Input, row_dim: int, rows: range) -> Region:
+    if row_dim == len(source.shape):
+        return source.region
+    offset = list(source.offset)
+    shape = list(source.shape)
+    offset[row_dim] += rows.start
+    shape[row_dim] = len(rows)
+    return Region(tuple(offset), tuple(shape))
+
+
+def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _ravel(index: tuple[int, ...], region: Region) -> int:
+    return sum((i - o) * s for i, o, s in zip(index, region.offset, _c_strides(region.shape), strict=True))
