@@ -15,6 +15,7 @@ from pathlib import Path
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 INDEX_NAME = "model.safetensors.index.json"
 MANIFEST_NAME = "shardwright.json"
+MARKER_NAME = "shardwright.committed"
 _PREFIX = struct.Struct("<Q")
 
 

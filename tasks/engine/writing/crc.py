@@ -4,7 +4,6 @@ A writer's CRC32 covers one fragment's whole payload, while a target may need on
 piece, and pieces that tile a payload are combined into the CRC of the whole, without reading anything twice.
 """
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,24 +88,6 @@ def verify_pieces(
                 remedy="Restore this file from a copy, or export another step.",
             )
     return left
-
-
-def crc_of_range(read: Callable[[int, int], bytes], start: int, nbytes: int, chunk_nbytes: int) -> int:
-    """Return the CRC32 of a range of a file.
-
-    Args:
-        read: (start, nbytes) → bytes.
-        start: first byte.
-        nbytes: length.
-        chunk_nbytes: how much is held at once.
-
-    Returns:
-        CRC32.
-    """
-    crc = 0
-    for at in range(start, start + nbytes, chunk_nbytes):
-        crc = zlib.crc32(read(at, min(chunk_nbytes, start + nbytes - at)), crc)
-    return crc
 
 
 def _combine(pieces: list[CrcPiece], nbytes: int) -> int | None:

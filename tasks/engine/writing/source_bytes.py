@@ -199,6 +199,17 @@ class SourceBytes:
                 out[inside.within(want)] = self._read_box(fragment, inside, pieces)
         return out.reshape(want.shape[row_dim:])
 
+    def read_fragment(self, fragment: Fragment) -> Raw:
+        """Return all values of a fragment, or of a replica.
+
+        Args:
+            fragment: of this catalog.
+
+        Returns:
+            Raw values in the fragment's shape.
+        """
+        return self._read_box(fragment, fragment.region, [])
+
     def _read_box(self, fragment: Fragment, inside: Region, pieces: list[CrcPiece]) -> Raw:
         payload = self.payload(fragment)
         itemsize = ITEMSIZE[fragment.dtype]
@@ -207,7 +218,7 @@ class SourceBytes:
         first = sum(o * s for o, s in zip(local, strides, strict=True))
         last = first + sum((n - 1) * s for n, s in zip(inside.shape, strides, strict=True))
         span = np.empty(last - first + 1, dtype=f"u{itemsize}")
-        view = memoryview(span).cast("B")
+        view = span.view(np.uint8).data
         self.files.read_into(payload.path, payload.start + first * itemsize, view)
         pieces.append(CrcPiece(fragment.index, first * itemsize, len(view), zlib.crc32(view)))
         return np.lib.stride_tricks.as_strided(span, inside.shape, [s * itemsize for s in strides], writeable=False)

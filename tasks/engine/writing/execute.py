@@ -1,0 +1,169 @@
+"""Writing one file of a plan.
+
+`Verify.FULL` digests what is written and checks the source's checksums in the same pass. `Verify.NONE` only moves bytes; it exists to
+measure the machine's limit, and nothing written with it can be published (the stage asks for a digest).
+"""
+
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from tasks.engine.containers.safetensors_header import format_header
+from tasks.engine.encodings.cast import encode_cast
+from tasks.engine.planning.plan import FilePlan, TensorPlan
+from tasks.engine.tensors.ops import apply_op
+from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
+from tasks.engine.writing.pipeline import CHUNK_NBYTES, OrderedWriter
+from tasks.engine.writing.source_bytes import Run, SourceBytes
+
+BAND_NBYTES = 8 << 20
+
+
+class Verify(Enum):
+    """Whether bytes are digested and checked while they move."""
+
+    FULL = "full"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What was written: `pieces` are source checksums of fragments that this file shares with others; `flushed` counts, per tensor,
+    non-zero values that a cast made zero.
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+    pieces: tuple[CrcPiece, ...] = ()
+    flushed: tuple[tuple[str, int], ...] = ()
+
+
+Progress = Callable[[int], None]
+
+
+def execute_file(
+    file: FilePlan, source: SourceBytes, path: Path, *, verify: Verify = Verify.FULL, progress: Progress | None = None
+) -> FileRecord:
+    """Write one file of a plan; an existing file is overwritten.
+
+    Args:
+        file: what to write.
+        source: where from.
+        path: where to.
+        verify: whether to digest and check on the way.
+        progress: called with the number of bytes written since the last call.
+
+    Returns:
+        The record of the file.
+
+    Raises:
+        FormatError: a source file is short, unreadable, or its checksum disagrees.
+        EncodingError: values do not fit the dtype.
+        OSError: the disk is full or failing.
+    """
+    writer_progress = progress or (lambda _: None)
+    pieces: list[CrcPiece] = []
+    flushed: dict[str, int] = {}
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        with OrderedWriter(fd, with_digest=verify is Verify.FULL) as writer:
+            writer.put(memoryview(format_header([tensor.spec for tensor in file.tensors])))
+            writer_progress(file.header_nbytes)
+            for tensor in file.tensors:
+                lost = _write_tensor(tensor, source, writer, verify, pieces, writer_progress)
+                if lost:
+                    flushed[tensor.name] = lost
+            digest = writer.finish()
+    finally:
+        os.close(fd)
+    left: list[CrcPiece] = []
+    if verify is Verify.FULL:
+        left = verify_pieces(_recorded(file, source), pieces, None)
+    return FileRecord(file.name, file.nbytes, digest, tuple(left), tuple(flushed.items()))
+
+
+def verify_shared(files: tuple[FilePlan, ...], records: tuple[FileRecord, ...], source: SourceBytes) -> None:
+    """Check the source checksums of fragments that several output files share, once all are written.
+
+    Args:
+        files: the plan's files.
+        records: one per file.
+        source: where they were written from.
+
+    Raises:
+        FormatError: a checksum disagrees.
+    """
+    pieces = [piece for record in records for piece in record.pieces]
+    if not pieces:
+        return
+    wanted = {piece.fragment for piece in pieces}
+    recorded = {k: v for file in files for k, v in _recorded(file, source).items() if k in wanted}
+    verify_pieces(recorded, pieces, lambda crc: _read_crc(crc, source))
+
+
+def _write_tensor(
+    tensor: TensorPlan, source: SourceBytes, writer: OrderedWriter, verify: Verify, pieces: list[CrcPiece], progress: Progress
+) -> int:
+    moves_only = tensor.op.name == "same" and tensor.encoding == "copy"
+    runs = source.runs(tensor) if moves_only else None
+    if runs is None:
+        return _write_bands(tensor, source, writer, pieces, progress)
+    for run in runs:
+        if verify is Verify.NONE:
+            writer.copy_range(source.files.fd(run.path), run.start, run.nbytes)
+            progress(run.nbytes)
+        else:
+            pieces.append(_stream_run(run, source, writer, progress))
+    return 0
+
+
+def _stream_run(run: Run, source: SourceBytes, writer: OrderedWriter, progress: Progress) -> CrcPiece:
+    crc = 0
+    for at in range(0, run.nbytes, CHUNK_NBYTES):
+        nbytes = min(CHUNK_NBYTES, run.nbytes - at)
+        buffer = writer.buffer()
+        view = memoryview(buffer)[:nbytes]
+        source.files.read_into(run.path, run.start + at, view)
+        crc = zlib.crc32(view, crc)
+        writer.put_buffer(buffer, nbytes)
+        progress(nbytes)
+    return CrcPiece(run.fragment, run.offset, run.nbytes, crc)
+
+
+def _write_bands(tensor: TensorPlan, source: SourceBytes, writer: OrderedWriter, pieces: list[CrcPiece], progress: Progress) -> int:
+    flushed = 0
+    for band in source.bands(tensor, BAND_NBYTES, pieces):
+        rows = np.ascontiguousarray(apply_op(tensor.op, band))
+        if tensor.encoding == "cast":
+            rows, lost = encode_cast(tensor.name, rows, tensor.inputs[0].dtype, tensor.dtype)
+            flushed += lost
+        view = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        writer.put(view)
+        progress(len(view))
+    return flushed
+
+
+def _recorded(file: FilePlan, source: SourceBytes) -> dict[int, RecordedCrc]:
+    found = {}
+    for tensor in file.tensors:
+        for box in tensor.inputs:
+            for fragment in source.overlapping(box):
+                recorded = source.recorded(fragment)
+                if recorded is not None:
+                    found[fragment.index] = recorded
+    return found
+
+
+def _read_crc(recorded: RecordedCrc, source: SourceBytes) -> int:
+    crc, buffer = 0, bytearray(CHUNK_NBYTES)
+    for at in range(0, recorded.nbytes, CHUNK_NBYTES):
+        view = memoryview(buffer)[: min(CHUNK_NBYTES, recorded.nbytes - at)]
+        source.files.read_into(recorded.path, recorded.start + at, view)
+        crc = zlib.crc32(view, crc)
+    return crc

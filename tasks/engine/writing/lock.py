@@ -1,0 +1,49 @@
+"""One export at a time to one destination: an advisory lock on a file beside it, freed by the kernel when its holder dies.
+
+Our own, since filelock leaves the lock file behind: this one is removed under the lock, and a lock won on a removed file does not count.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from reports.errors import CommitError
+
+
+class DestinationLock:
+    """Context manager that holds the lock of a destination.
+
+    Args:
+        path: the lock file, `.OUT.shardwright.lock`.
+        subject: what is locked, for the message.
+    """
+
+    def __init__(self, path: Path, subject: Path) -> None:
+        self._path, self._subject, self._fd = path, subject, -1
+
+    def __enter__(self) -> Self:
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                raise CommitError(
+                    "another export to this destination is running", where=str(self._subject), remedy="Wait for it, or choose another --to."
+                ) from None
+            if self._is_current(fd):
+                self._fd = fd
+                return self
+            os.close(fd)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            return os.fstat(fd).st_ino == self._path.stat().st_ino
+        except FileNotFoundError:
+            return False

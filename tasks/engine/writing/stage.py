@@ -1,0 +1,223 @@
+"""From a staging folder to a committed release: all of it or nothing.
+
+    .OUT.shardwright-<plan digest>/        the stage, beside OUT, on the same file system
+        .progress/<file>.json              one record per finished file: a rerun of the same plan goes on from these
+    OUT/                                   appears by one no-replace rename
+        shardwright.json                   manifest
+        shardwright.committed              commit marker: names the manifest's sha256; written last, before the rename
+
+The marker is written, and everything fsynced, before the rename: so OUT, whenever it exists, is whole (docs/decisions/0002).
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from reports.errors import CommitError
+from tasks.engine.planning.plan import ExportPlan, FilePlan
+from tasks.engine.writing.crc import CrcPiece
+from tasks.engine.writing.execute import FileRecord
+from tasks.engine.writing.lock import DestinationLock
+from validators.release import MANIFEST_NAME, MARKER_NAME
+
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+_PROGRESS = ".progress"
+_HASH_NBYTES = 4 << 20
+
+Step = Callable[[str], None]
+
+
+class Stage:
+    """The staging folder of one plan for one destination. Made by `create`.
+
+    Args:
+        destination: where the release will be.
+        plan_digest: identifies the plan.
+        reached: called with the name of each step; tests kill the process there.
+    """
+
+    def __init__(self, destination: Path, plan_digest: str, reached: Step) -> None:
+        self.destination = destination
+        self.folder = destination.parent / f".{destination.name}.shardwright-{plan_digest[:16]}"
+        self._reached = reached
+
+    @classmethod
+    def create(cls, destination: Path, plan: ExportPlan, *, reached: Step = lambda _: None) -> "Stage":
+        """Make the staging folder, or take up the one a killed run of the same plan left. The caller holds `lock_of(destination)`.
+
+        Args:
+            destination: must not exist.
+            plan: what will be written.
+            reached: see the class.
+
+        Returns:
+            The stage.
+
+        Raises:
+            CommitError: the destination exists.
+        """
+        refuse_taken(destination)
+        stage = cls(destination, plan.digest, reached)
+        (stage.folder / _PROGRESS).mkdir(parents=True, exist_ok=True)
+        reached("staged")
+        return stage
+
+    def finished(self, file: FilePlan) -> FileRecord | None:
+        """Return the record of a file that an earlier run finished, if its bytes still have the digest recorded.
+
+        Args:
+            file: one of the plan's files.
+
+        Returns:
+            The record, or None when the file must be written.
+        """
+        path = self._record_path(file.name)
+        if not path.is_file():
+            return None
+        content = json.loads(path.read_text())
+        pieces = tuple(CrcPiece(**piece) for piece in content.pop("pieces"))
+        flushed = tuple((name, count) for name, count in content.pop("flushed"))
+        record = FileRecord(**content, pieces=pieces, flushed=flushed)
+        staged = self.folder / file.name
+        if not staged.is_file() or staged.stat().st_size != file.nbytes or sha256_of(staged) != record.sha256:
+            return None
+        return record
+
+    def keep(self, record: FileRecord) -> None:
+        """Record that a file is finished.
+
+        Args:
+            record: of a file whose bytes lie in the stage.
+        """
+        path = self._record_path(record.name)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(asdict(record)))
+        draft.replace(path)
+        self._reached(f"wrote {record.name}")
+
+    def commit(self, *, durable: bool = True) -> None:
+        """Publish: marker, fsync, rename.
+
+        Args:
+            durable: whether to wait until the disk has everything; only benchmarks do without.
+
+        Raises:
+            CommitError: the destination appeared meanwhile.
+            OSError: the disk is full or failing.
+        """
+        shutil.rmtree(self.folder / _PROGRESS, ignore_errors=True)
+        self._reached("checked")
+        if durable:
+            _sync_tree(self.folder)
+        self._reached("synced")
+        manifest = sha256_of(self.folder / MANIFEST_NAME)
+        marker = self.folder / MARKER_NAME
+        marker.write_text(json.dumps({"manifest_sha256": manifest}) + "\n")
+        if durable:
+            _sync(marker)
+            _sync(self.folder)
+        self._reached("marked")
+        _rename_noreplace(self.folder, self.destination)
+        self._reached("renamed")
+        if durable:
+            _sync(self.destination.parent)
+
+    def discard(self) -> None:
+        """Remove the stage and everything in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _record_path(self, name: str) -> Path:
+        return self.folder / _PROGRESS / f"{name}.json"
+
+
+def lock_of(destination: Path) -> DestinationLock:
+    """Return the lock that an export to `destination` must hold.
+
+    Args:
+        destination: where the release will be.
+
+    Returns:
+        A context manager.
+    """
+    return DestinationLock(destination.parent / f".{destination.name}.shardwright.lock", destination)
+
+
+def refuse_taken(destination: Path) -> None:
+    """Raise when a destination exists.
+
+    Args:
+        destination: where the release will be.
+
+    Raises:
+        CommitError: something is there; the message says whether it is a committed release.
+    """
+    if os.path.lexists(destination):
+        kind = "holds a committed release" if (destination / MARKER_NAME).is_file() else "exists already"
+        raise CommitError(kind, where=str(destination), remedy="Nothing is ever overwritten: choose another --to, or remove it yourself.")
+
+
+def stale_stages(destination: Path) -> list[Path]:
+    """Return the staging folders that earlier runs left for a destination.
+
+    Args:
+        destination: where the release would be.
+
+    Returns:
+        Folders, sorted.
+    """
+    parent = destination.parent
+    return sorted(p for p in parent.glob(f".{_escape(destination.name)}.shardwright-*") if p.is_dir()) if parent.is_dir() else []
+
+
+def sha256_of(path: Path) -> str:
+    """Return a file's sha256.
+
+    Args:
+        path: the file.
+
+    Returns:
+        64 hex digits.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_NBYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _escape(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _rename_noreplace(source: Path, target: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        return
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):  # a file system without the flag: the lock is held, so only an outsider could race
+        refuse_taken(target)
+        source.rename(target)
+        return
+    if code in (errno.EEXIST, errno.ENOTEMPTY):
+        refuse_taken(target)
+    raise OSError(code, os.strerror(code), str(target))
