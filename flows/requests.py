@@ -1,0 +1,93 @@
+"""What each flow may be asked: flat frozen models that the command line, a YAML file and the Prefect form share.
+
+Flat, because Prefect's form loses the fields of nested unions. Its API checks the JSON schema only, so a flow validates again.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+DTYPES = {"source": "", "fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_size(text: str | int) -> int:
+    """Return a size in bytes.
+
+    Args:
+        text: `5GB`, `512MiB`, `1000`; a bare number counts bytes, K M G T are powers of 1000, Ki Mi Gi Ti of 1024.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: not a size.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write 5GB, 512MiB or a number of bytes")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _POWERS[match[2].upper()])
+
+
+def _split_reason(text: str) -> tuple[str, str]:
+    what, sign, reason = text.partition("=")
+    if not (what.strip() and sign and reason.strip()):
+        raise ValueError(f"{text!r}: write NAME=REASON; the reason goes into plan, report and manifest")
+    return what.strip(), reason.strip()
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+
+
+class ExportRequest(BaseModel):
+    """One export: a checkpoint in, a release out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Path = Field(
+        description="The checkpoint: a folder written by PyTorch DCP, accelerate, torchtitan or Hugging Face, or a run's root."
+    )
+    to: Path = Field(description="Where the release will be. Must not exist.")
+    assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
+    golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
+    dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
+    family: str = Field("auto", description="auto, none, or a model family's name.")
+    step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
+    also: list[Path] = Field(default_factory=list, description="More roots of the same save, for node-local disks.")
+    drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: source tensors to leave out on purpose.")
+    skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
+    keep_tied_head: bool = Field(False, description="Write the head of a tied model as well.")
+    max_file: Size = Field(5_000_000_000, description="Tensor bytes per output file, such as 5GB.")
+    workers: int = Field(2, ge=1, le=64, description="Output files written at a time.")
+    witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
+    keep_stage: bool = Field(False, description="Keep the staging folder when a check fails.")
+    fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
+    runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
+
+    @field_validator("drop", "skip")
+    @classmethod
+    def _has_reason(cls, values: list[str]) -> list[str]:
+        for value in values:
+            _split_reason(value)
+        return values
+
+    @property
+    def dtype_code(self) -> str:
+        """The safetensors code of the dtype asked for; "" for the source's."""
+        return DTYPES[self.dtype]
+
+    @property
+    def drops(self) -> tuple[tuple[str, str], ...]:
+        """(pattern, reason) of what to leave out."""
+        return tuple(_split_reason(text) for text in self.drop)
+
+    @property
+    def skips(self) -> dict[str, str]:
+        """Check → reason of what not to check."""
+        return dict(_split_reason(text) for text in self.skip)
