@@ -50,7 +50,7 @@ class ReleaseError(Exception):
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head} {self.remedy}" if self.remedy else head
+        return f"{head.removesuffix('.')}. {self.remedy}" if self.remedy else head
 
 
 class RequestError(ReleaseError, ValueError):

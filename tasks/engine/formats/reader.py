@@ -21,10 +21,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a checkpoint is. `also` are more roots of the same save (node-local disks)."""
+    """Where a checkpoint is. `also` are more roots of the same save (node-local disks); `notes` say how it was chosen."""
 
     path: Path
     also: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -48,7 +49,11 @@ class Payload:
 
 
 class CheckpointReader(Protocol):
-    """Reads one format. Instances are cheap, hold no open file, and may be used from several threads."""
+    """Reads one format. Instances are cheap, hold no open file, and may be used from several threads.
+
+    Args:
+        source: the folder, and more roots of the same save.
+    """
 
     name: ClassVar[str]
 

@@ -1,5 +1,96 @@
-"""The formats this product reads, and how a path becomes a reader."""
+"""The formats this product reads, and how a path becomes a reader.
 
-from tasks.engine.formats.reader import CheckpointReader
+A *run's root* is a folder of one training run with a checkpoint per step inside. Its newest complete step is read unless one is asked for;
+steps passed over become notes.
+"""
 
-READERS: tuple[type[CheckpointReader], ...] = ()
+from collections.abc import Sequence
+from pathlib import Path
+
+from reports.errors import FormatError, HostilePickleError, name_some
+from tasks.engine.formats.dcp import DcpReader
+from tasks.engine.formats.folders import list_names, list_steps, step_of
+from tasks.engine.formats.reader import CheckpointReader, Source
+
+# Tried in this order; the first that recognises a folder reads it.
+READERS: tuple[type[CheckpointReader], ...] = (DcpReader,)
+
+
+def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None = None) -> CheckpointReader:
+    """Return the reader of the checkpoint at `path`.
+
+    Args:
+        path: a checkpoint's folder, or a run's root.
+        also: more roots of the same save, from the other nodes' local disks.
+        step: which step of a run's root; None for the newest complete one.
+
+    Returns:
+        A reader. Of a run's root, its catalog has been made once, so that the step is known to be complete.
+
+    Raises:
+        HostilePickleError: the newest step's metadata asks for a global outside the closed list.
+        FormatError: no format recognises the folder (each format's reason is given), or no step is complete.
+    """
+    for folder in (path, *also):
+        _check_folder(folder)
+    reasons = []
+    for reader in READERS:
+        probe = reader.probe(path)
+        if probe.matches:
+            found = step_of(path.absolute())
+            if step is not None and found != step:
+                raise FormatError(f"is {'no numbered step' if found is None else f'step {found}'}, not step {step}", where=str(path))
+            return reader(Source(path, tuple(also)))
+        reasons.append(f"{reader.name}: {probe.because}")
+    steps = list_steps(path)
+    if steps:
+        return _open_step(path, tuple(also), steps, step)
+    raise FormatError(
+        f"not a checkpoint this product reads ({'; '.join(reasons)}); the folder holds {name_some(list_names(path))}",
+        where=str(path),
+        remedy="Point at the folder that holds the checkpoint's files.",
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise FormatError("does not exist", where=str(folder), remedy="Check the path.")
+    if not folder.is_dir():
+        raise FormatError("is a file, a checkpoint is a folder", where=str(folder), remedy=f"Point at the folder: {folder.parent}")
+    if not list_names(folder):
+        raise FormatError("is an empty folder", where=str(folder), remedy="Check the path, or whether the save has finished.")
+
+
+def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], step: int | None) -> CheckpointReader:
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, sorted(steps)))
+        raise FormatError(f"has no step {step}; there are {known}", where=str(root), remedy="Ask for one of these.")
+    passed: list[str] = []
+    for number in [step] if step is not None else sorted(steps, reverse=True):
+        names = steps[number]
+        if len(names) > 1:
+            raise FormatError(
+                f"has step {number} more than once: {name_some(names)}", where=str(root), remedy="Point at one of the folders."
+            )
+        roots = tuple(other / names[0] if (other / names[0]).is_dir() else other for other in also)
+        try:
+            return _open_complete(root / names[0], roots, tuple(passed))
+        except HostilePickleError:
+            raise
+        except FormatError as error:
+            if step is not None:
+                raise
+            passed.append(f"{names[0]} passed over: {error}")
+    raise FormatError(f"has no complete step: {'; '.join(passed[:5])}", where=str(root), remedy="Restore one of the steps.")
+
+
+def _open_complete(folder: Path, also: tuple[Path, ...], notes: tuple[str, ...]) -> CheckpointReader:
+    reasons = []
+    for kind in READERS:
+        probe = kind.probe(folder)
+        if probe.matches:
+            reader = kind(Source(folder, also, notes))
+            reader.catalog()
+            return reader
+        reasons.append(f"{kind.name}: {probe.because}")
+    raise FormatError(f"not a checkpoint this product reads ({'; '.join(reasons)})", where=str(folder))

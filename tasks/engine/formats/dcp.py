@@ -1,0 +1,229 @@
+"""PyTorch Distributed Checkpoint: a `.metadata` pickle beside `.distcp` files, as written for FSDP, HSDP, TP and their mixtures.
+
+An *item* of a `.distcp` file is a whole torch.save archive; a model tensor's chunk is one. Folders of torchtitan (model at the root of the
+state dict), accelerate (`pytorch_model_fsdp_0/` beside `optimizer_0/`) and OLMo-core (`model_and_optim/`) are read from the outer or the
+inner folder.
+
+Refused: saves without `.metadata` or with parts missing, rank-local saves (`__0.metadata`), stream transforms, Megatron's torch_dist.
+
+Source: torch 2.13, torch/distributed/checkpoint/filesystem.py; accelerate 1.15, utils/fsdp_utils.py; torchtitan 0.3, checkpoint.py.
+"""
+
+import re
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from reports.errors import FormatError, name_some
+from tasks.engine.containers.ranges import read_whole
+from tasks.engine.containers.torch_dtypes import DTYPES
+from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_tensor
+from tasks.engine.containers.torch_zip import open_archive
+from tasks.engine.formats.dcp_metadata import DcpMetadata, SavedObject, SavedTensor
+from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names, step_of
+from tasks.engine.formats.reader import Payload, Probe, Source
+from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
+from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, StateItem, TableBuilder
+
+METADATA_NAME = ".metadata"
+_RANK = re.compile(r"__(\d+)_\d+\.distcp$")
+_RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
+
+# Folder inside a checkpoint that holds the model's DCP → who writes it
+INNER_FOLDERS: Mapping[re.Pattern[str], str] = MappingProxyType(
+    {
+        re.compile(r"pytorch_model_fsdp_\d+/$"): "accelerate, Hugging Face Trainer",
+        re.compile(r"pytorch_model_\d+/$"): "accelerate before 0.23",
+        re.compile(r"model_and_optim/$"): "OLMo-core",
+    }
+)
+
+# File beside `.metadata` → the format that is meant
+LOOK_ALIKES: Mapping[str, str] = MappingProxyType({"common.pt": "Megatron torch_dist", "metadata.json": "Megatron torch_dist"})
+
+
+class DcpReader:
+    """Reads one DCP save.
+
+    Args:
+        source: its folder, and the other nodes' folders of the same save.
+    """
+
+    name: ClassVar[str] = "dcp"
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._made: Catalog | None = None
+
+    @classmethod
+    def probe(cls, path: Path) -> Probe:
+        """Say whether `path` is a DCP folder, complete or not.
+
+        Args:
+            path: a folder.
+
+        Returns:
+            The answer and its reason.
+        """
+        names = list_names(path)
+        inner = _inner_folders(names)
+        if METADATA_NAME in names:
+            alike = [LOOK_ALIKES[name] for name in names if name in LOOK_ALIKES]
+            return Probe(False, f"it is {alike[0]}") if alike else Probe(True, "it has a .metadata file")
+        parts = [name for name in names if name.endswith((".distcp", ".metadata", ".metadata.tmp"))]
+        if parts:
+            return Probe(True, f"it has {name_some(parts)}")
+        if inner:
+            return Probe(True, f"it has {name_some(inner)}")
+        return Probe(False, "no .metadata and no .distcp file")
+
+    def catalog(self) -> Catalog:
+        """Return what the save holds.
+
+        Returns:
+            The catalog, the same on every call.
+
+        Raises:
+            FormatError: incomplete, damaged or hostile.
+        """
+        if self._made is None:
+            self._made = self._make_catalog()
+        return self._made
+
+    def payload(self, fragment: Fragment) -> Payload:
+        """Find the raw values of a chunk inside its item's archive.
+
+        Args:
+            fragment: one of this reader's catalog.
+
+        Returns:
+            Where the values are.
+
+        Raises:
+            FormatError: the item is damaged, or disagrees with the metadata.
+        """
+        path = str(self._source.path.absolute() / fragment.locator.path)
+        archive = open_archive(path, fragment.locator.start, fragment.locator.nbytes)
+        tensor = describe(archive)
+        if not isinstance(tensor, StoredTensor):
+            raise archive.refuse(f"{fragment.fqn}: the item holds a {type(tensor).__name__}, not a tensor; parts of two saves?")
+        found = (DTYPES.get(tensor.dtype, tensor.dtype), tensor.shape)
+        if found != (fragment.dtype, fragment.region.shape):
+            promised = f"{fragment.dtype} {fragment.region.shape}"
+            raise archive.refuse(f"{fragment.fqn}: the metadata says {promised}, the item {found[0]} {found[1]}; parts of two saves?")
+        place = locate_tensor(archive, tensor, fragment.dtype)
+        if not place.is_whole:
+            archive.verify(place.record)
+        return Payload(path, place.start, place.nbytes, place.strides, place.crc32)
+
+    def _make_catalog(self) -> Catalog:
+        source, inner = self._source, self._inner()
+        file = self._metadata_file(inner)
+        content = read_whole(file.absolute)
+        metadata = DcpMetadata(content, file.absolute)
+        files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
+        items = list(metadata.items())
+        model = find_model([item.path for item in items], file.absolute)
+        tensors, state, builder = [], [], TableBuilder()
+        for item in items:
+            fqn = name_in_model(item.path, model)
+            if isinstance(item, SavedTensor) and fqn is not None:
+                tensors.append((fqn, item))
+            else:
+                state.append(_state(item))
+        if not tensors:
+            raise FormatError(
+                f"holds no model, only training state: {name_some(item.path[0] for item in items)}",
+                where=str(source.path / inner),
+                remedy="Point at the folder that holds the model's weights, often its sibling.",
+            )
+        names = strip_all((fqn for fqn, _ in tensors), file.absolute)
+        notes = self._notes(inner, files)
+        made = {names[fqn]: _add_tensor(builder, names[fqn], item, metadata, files, notes) for fqn, item in tensors}
+        return Catalog(
+            self.name,
+            str(source.path.absolute()),
+            step_of(source.path.absolute() / inner),
+            MappingProxyType(made),
+            builder.build(),
+            (*state, *_neighbours(source.path, inner)),
+            digest_files([content], files.values()),
+            sum(found.nbytes for found in files.values()),
+            notes=(*source.notes, *notes),
+        )
+
+    def _inner(self) -> str:
+        names = list_names(self._source.path)
+        inner = _inner_folders(names)
+        if METADATA_NAME in names or not inner:
+            return ""
+        if len(inner) > 1:
+            raise FormatError(
+                f"holds {len(inner)} models: {name_some(inner)}", where=str(self._source.path), remedy="Point at one of these folders."
+            )
+        return inner[0].rstrip("/")
+
+    def _metadata_file(self, inner: str) -> FoundFile:
+        folder = self._source.path / inner
+        names = list_names(folder)
+        file = find_file(self._source, inner, METADATA_NAME)
+        if file is not None:
+            if f"{METADATA_NAME}.tmp" in names:
+                raise FormatError(
+                    "a later save into this folder was interrupted (.metadata.tmp beside .metadata): its files are parts of two saves",
+                    where=str(folder),
+                    remedy="Export another step.",
+                )
+            return file
+        if any(_RANK_METADATA.match(name) for name in names):
+            raise FormatError(
+                "rank-local save (one __N.metadata per rank): the ranks' parts are not described as one checkpoint",
+                where=str(folder),
+                remedy="Save with collectives (no_dist=False, the default), so that one .metadata is written.",
+            )
+        raise FormatError(
+            f"incomplete save: {METADATA_NAME} is missing, which is written last; there are {name_some(names)}",
+            where=str(folder),
+            remedy="Export another step; if the save ran on local disks, name the other nodes' folders with --also.",
+        )
+
+    def _notes(self, inner: str, files: Mapping[str, FoundFile]) -> list[str]:
+        stale = [name for name in list_names(self._source.path / inner) if name.endswith(".distcp") and name not in files]
+        return [f"{name_some(stale)} of an earlier save left aside: .metadata does not name them"] if stale else []
+
+
+def _add_tensor(
+    builder: TableBuilder, fqn: str, item: SavedTensor, metadata: DcpMetadata, files: Mapping[str, FoundFile], notes: list[str]
+) -> SourceTensor:
+    if item.dtype not in DTYPES:
+        raise FormatError(
+            f"{item.key} has dtype {item.dtype}, which a release cannot hold", where=metadata.where, remedy="Drop or cast it."
+        )
+    first, seen = builder.nrows, set()
+    for box in item.chunks:
+        if prod(box[1]) == 0:
+            continue  # a rank whose part is empty: nothing is stored
+        if box in seen:
+            notes.append(f"{fqn}: the chunk at {box[0]} was saved by several ranks; the one the metadata points to is read")
+            continue
+        seen.add(box)
+        place = metadata.place(item.key, box[0])
+        builder.add(box[0], box[1], files[place.path].path, place.start, place.nbytes)
+    return SourceTensor(fqn, item.shape, DTYPES[item.dtype], first, builder.nrows)
+
+
+def _state(item: SavedTensor | SavedObject) -> StateItem:
+    if isinstance(item, SavedObject):
+        return StateItem(item.key, "object")
+    return StateItem(item.key, "tensor", item.shape, DTYPES.get(item.dtype, item.dtype))
+
+
+def _inner_folders(names: list[str]) -> list[str]:
+    return [name for name in names if any(pattern.match(name) for pattern in INNER_FOLDERS)]
+
+
+def _neighbours(folder: Path, inner: str) -> list[StateItem]:
+    # What lies beside an inner model folder is the trainer's.
+    return [StateItem(name, "object") for name in list_names(folder) if name != f"{inner}/"] if inner else []
