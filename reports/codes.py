@@ -3,7 +3,9 @@
 A code is `<check>.<what>`; it never changes its meaning and is never reused. A test asserts that each has a planted fault.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from reports.model import Finding, Severity
 
@@ -17,9 +19,155 @@ class Code:
     severity: Severity = "error"
 
 
-CODES: dict[str, Code] = {
-    "inventory.missing": Code("a tensor the config implies is absent", "Export again from a complete checkpoint."),
+_EXPORT_AGAIN = "Export again into an empty folder."
+_FROM_COMPLETE = "Export again from a complete checkpoint."
+_SOURCE = "Look at this tensor in the checkpoint; if it is so there, export another step."
+_REPORT = "Do not publish. Export again; if it comes back, report it with the run folder."
+_CONFIG = "Use the config.json the model was trained with."
+_TOKENIZER = "Hand in the tokenizer the model was trained with (--assets)."
+_MAPPING = "The weights are not where the model looks for them: check --family and the source's naming, then export again."
+
+_FILES: dict[str, Code] = {
+    "files.none": Code("the folder holds no weight file", _EXPORT_AGAIN),
+    "files.malformed": Code("a file cannot be parsed", _EXPORT_AGAIN),
+    "files.zero-length": Code("a file has no bytes", "Look for a full disk or a broken upload; export again."),
+    "files.truncated": Code("a weight file ends before its last tensor", "Look for a full disk or a broken upload; export again."),
+    "files.trailing-bytes": Code("a weight file goes on after its last tensor; strict loaders refuse it", _EXPORT_AGAIN),
+    "files.hole": Code("bytes between two tensors belong to none", _EXPORT_AGAIN),
+    "files.overlap": Code("two tensors claim the same bytes", _EXPORT_AGAIN),
+    "files.size-mismatch": Code("a tensor has not as many bytes as its shape and dtype need", _EXPORT_AGAIN),
+    "files.unknown-dtype": Code("a dtype that is no safetensors code we know", "Export to fp32, bf16 or fp16."),
+    "files.no-format": Code("the header's metadata lacks `format: pt`; older loaders refuse the file", "Save with metadata format=pt."),
+    "files.empty-tensor": Code("a tensor has no elements: a stub, as ZeRO-3 leaves them", "Gather the parameters before saving."),
+    "files.name-in-two-files": Code("two files hold a tensor of the same name", "Empty the folder before exporting."),
+    "files.index-invalid": Code("the index has no valid weight_map", _EXPORT_AGAIN),
+    "files.index-missing": Code("several weight files, or one under an unknown name, and no index", _EXPORT_AGAIN),
+    "files.index-shard-missing": Code("the index names a file that is not there", "Copy the missing file, or export again."),
+    "files.index-wrong-shard": Code("the index names a file that lacks the tensor", _EXPORT_AGAIN),
+    "files.index-unlisted": Code("a stored tensor is not in the index, so no loader reads it", _EXPORT_AGAIN),
+    "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
+    "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
+    "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
+    "files.manifest-mismatch": Code("the manifest and the files disagree", _EXPORT_AGAIN),
+    "files.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
 }
+
+_INVENTORY: dict[str, Code] = {
+    "inventory.missing": Code("a tensor the config implies is absent", _FROM_COMPLETE),
+    "inventory.unexpected": Code("a tensor the config does not imply", "Check the config's layer and expert counts, or --drop it."),
+    "inventory.twice": Code("a name is stored more than once", _EXPORT_AGAIN),
+    "inventory.wrapper-prefix": Code("a name carries a wrapper's prefix, so loaders leave the parameter at random", _EXPORT_AGAIN),
+    "inventory.lora-leftover": Code("an adapter's tensor: the adapter was not merged", "Merge the adapter before exporting."),
+    "inventory.saved-buffer": Code("a buffer that the model recomputes", "Leave it out: --drop NAME='recomputed buffer'."),
+    "inventory.fused-experts": Code("experts under the fused names of a live model; serving engines drop them", _MAPPING),
+}
+
+_SHAPES: dict[str, Code] = {
+    "shapes.wrong": Code("a tensor has another shape than the config implies", _CONFIG),
+    "shapes.transposed": Code("a tensor is transposed", _MAPPING),
+    "shapes.vocabulary-short": Code("embedding or head has fewer rows than the vocabulary", _FROM_COMPLETE),
+    "shapes.vocabulary-padded": Code("embedding or head has more rows than the vocabulary", "Remove the padding, or set vocab_size to it."),
+    "shapes.dtype": Code("a tensor is not in the dtype asked for", _EXPORT_AGAIN),
+    "shapes.kept-cast": Code("a tensor that must keep its precision was cast", "Keep it in fp32: router biases lose their order in bf16."),
+    "shapes.mixed-dtypes": Code("float tensors differ in dtype and nothing declares it", "Export with one --dtype."),
+    "shapes.mixed-source": Code("the source itself mixes float dtypes", "Export with one --dtype if a loader objects.", "warning"),
+}
+
+_FINITE: dict[str, Code] = {
+    "finite.nonfinite": Code("NaN or infinity among the values", _SOURCE),
+    "finite.all-zero": Code("every value is zero: never filled, or lost", _SOURCE),
+    "finite.zero-bias": Code("a bias is all zero where others of its role are not, or where it steers routing", _SOURCE, "warning"),
+    "finite.constant-outlier": Code("all values are equal, in other layers they are not", _SOURCE),
+    "finite.constant": Code("all values are equal in every layer", _SOURCE, "warning"),
+}
+
+_TIED: dict[str, Code] = {
+    "tied.head-differs": Code("the config ties the head to the embedding, the stored head differs", "Set tie_word_embeddings to false."),
+    "tied.head-missing": Code("the config does not tie the head, and no head is stored", "Set tie_word_embeddings as it was trained."),
+    "tied.head-is-embedding": Code(
+        "the config does not tie the head, yet it equals the embedding", "A trained head was replaced: export again."
+    ),
+    "tied.source-head-is-embedding": Code(
+        "head and embedding are equal in the source too, untied", "Tie them to save the bytes.", "warning"
+    ),
+    "tied.kept-missing": Code("of a tied pair only the alias is stored; loaders start the embedding at random", _EXPORT_AGAIN),
+    "tied.flag-wrong": Code("the config's tie flag is not that of the model exported", "Set tie_word_embeddings as it was trained."),
+    "tied.flags-disagree": Code("the tie flags of config and text_config differ; loaders read one or the other", "Set both alike."),
+    "tied.flag-nested-only": Code("only text_config has a tie flag; some loaders read the top level", "Set it at both levels.", "warning"),
+}
+
+_EXPERTS: dict[str, Code] = {
+    "experts.missing": Code("experts of a layer are absent", "An expert-parallel rank was not merged: export again."),
+    "experts.unexpected-id": Code("an expert id beyond the config's count", "Check num_experts, or the merge of expert-parallel ranks."),
+    "experts.shape": Code("experts of a layer differ in shape", _MAPPING),
+    "experts.router-missing": Code("a layer with experts has no router", _FROM_COMPLETE),
+    "experts.router-rows": Code("the router has not one row per expert", _CONFIG),
+    "experts.top-k": Code("more experts per token than there are", _CONFIG),
+    "experts.identical": Code("two experts hold the same values", "An expert-parallel rank was read twice: export again."),
+    "experts.exchanged": Code("an expert holds another expert's values", _MAPPING),
+    "experts.wrong-source": Code("the plan feeds an expert from another expert", _MAPPING),
+    "experts.undeclared": Code("expert tensors in a model whose config declares none", _CONFIG),
+}
+
+_VALUES: dict[str, Code] = {
+    "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
+    "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
+    "values.duplicated": Code("a tensor holds a copy of another tensor's values", _MAPPING),
+    "values.not-compared": Code("a stored tensor was not compared with the source", _REPORT),
+    "values.partial": Code("only some elements of a tensor were compared", _REPORT),
+    "values.flushed": Code("the cast turned too many small values into zero", "Export to bf16 or fp32."),
+}
+
+_TOKENIZER_CODES: dict[str, Code] = {
+    "tokenizer.unreadable": Code("the tokenizer does not load", _TOKENIZER),
+    "tokenizer.too-big": Code("the tokenizer makes ids that the embedding has no row for", "Resize the embedding, or use its tokenizer."),
+    "tokenizer.special-out-of-range": Code("a special id has no row in the embedding", _CONFIG),
+    "tokenizer.special-unknown": Code("a special token is not in the vocabulary", _TOKENIZER),
+    "tokenizer.eos-mismatch": Code(
+        "config, generation config and tokenizer end on different ids: it never stops", "Set eos_token_id alike."
+    ),
+    "tokenizer.bos-mismatch": Code("config, generation config and tokenizer begin with different ids", "Set bos_token_id alike."),
+    "tokenizer.pad-mismatch": Code("config, generation config and tokenizer pad with different ids", "Set pad_token_id alike.", "warning"),
+    "tokenizer.max-length": Code("the tokenizer allows more positions than the config", "Check max_position_embeddings.", "warning"),
+    "tokenizer.chat-template-lost": Code("chat tokens, but no chat template", "Add chat_template.jinja if it is a chat model.", "warning"),
+    "tokenizer.chat-template-broken": Code("the chat template does not render", "Mend chat_template.jinja."),
+}
+
+_CONFIG_CODES: dict[str, Code] = {
+    "config.model-type": Code("no model_type: no loader knows the architecture", _CONFIG),
+    "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG),
+    "config.layers": Code("num_hidden_layers is not the number of layers stored", _CONFIG),
+    "config.hidden": Code("hidden_size is not the embedding's width", _CONFIG),
+    "config.vocabulary": Code("vocab_size is not the embedding's row count", _CONFIG),
+    "config.heads": Code("heads x head_dim is not what the attention weights have", _CONFIG),
+    "config.kv-heads": Code("key-value heads x head_dim is not what the key or value weights have", _CONFIG),
+    "config.intermediate": Code("the intermediate size is not that of the feed-forward weights", _CONFIG),
+    "config.experts": Code("the number of experts is not what the weights have", _CONFIG),
+    "config.rope-spellings": Code(
+        "rope_theta and rope_parameters disagree; loaders read one or the other", "Write the same value in both."
+    ),
+    "config.rope-theta": Code("the RoPE base is not a positive number", _CONFIG),
+    "config.rope-one-spelling": Code(
+        "only rope_parameters has the RoPE base; transformers 4 falls back to 10000", "Write rope_theta too.", "warning"
+    ),
+    "config.eps": Code("the norms' epsilon is out of range", _CONFIG),
+    "config.max-position": Code("max_position_embeddings is not a positive number", _CONFIG),
+    "config.dtype": Code("the config names another dtype than was written", "Set dtype to what was written."),
+    "config.dtype-spellings": Code("dtype and torch_dtype disagree; loaders read one or the other", "Write the same value in both."),
+}
+
+_LOGITS: dict[str, Code] = {
+    "logits.mean-kl": Code("mean KL over its limit", _MAPPING),
+    "logits.p95-kl": Code("the 95th percentile of KL is over its limit", _MAPPING),
+    "logits.cosine": Code("cosine of the logits under its limit", _MAPPING),
+    "logits.top1": Code("the likeliest token differs at too many positions", _MAPPING),
+    "logits.nonfinite": Code("a logits metric is NaN or infinite", "Look at the finite check; then at the forward pass."),
+    "logits.no-positions": Code("no position was compared", "Give a batch of at least one token."),
+}
+
+CODES: Mapping[str, Code] = MappingProxyType(
+    _FILES | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
+)
 
 
 def finding(code: str, where: str, *, expected: str = "", found: str = "") -> Finding:

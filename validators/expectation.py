@@ -89,7 +89,7 @@ class Evidence:
 
     `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable (validators.tables). `dtype` is the release dtype code asked
     for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in. `reasons` says, per need,
-    why it is absent ("no config.json in --assets").
+    why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name.
     """
 
     release: Release
@@ -101,3 +101,4 @@ class Evidence:
     logits: tuple[LogitsComparison, ...] = ()
     dtype: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)

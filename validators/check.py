@@ -1,0 +1,133 @@
+"""A check: a name, what it needs, and a pure function of Evidence. Running one never raises.
+
+A *need* is a kind of evidence. Met, the check is required and must examine something; not met, it is skipped and says why. An *outcome* is
+what the function says; a *result* is the outcome with status and seconds, ready for the report.
+"""
+
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from reports.model import CheckResult, Finding, Measure
+from validators.expectation import Evidence
+
+Need = Literal["headers", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
+
+MAX_FINDINGS_PER_CODE = 20
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@dataclass(frozen=True, slots=True)
+class _NeedRow:
+    is_met: Callable[[Evidence], bool]
+    otherwise: str  # the reason when Evidence.reasons has none
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a check says. `examined` counts what it looked at; `limits` and `measured` share keys where a limit was applied."""
+
+    findings: tuple[Finding, ...] = ()
+    examined: int = 0
+    measured: Mapping[str, Measure] = field(default_factory=dict)
+    limits: Mapping[str, Measure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must be true of a release. `name` is its file's name."""
+
+    name: str
+    needs: tuple[Need, ...]
+    examine: Callable[[Evidence], Outcome]
+
+
+def has_tokenizer(folder: Path | None) -> bool:
+    """Return whether a folder holds a tokenizer in any known form.
+
+    Args:
+        folder: of config and tokenizer, or None.
+
+    Returns:
+        Whether one of TOKENIZER_FILES is there.
+    """
+    return folder is not None and any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
+    {
+        "headers": _NeedRow(lambda evidence: True, ""),
+        "bytes": _NeedRow(lambda evidence: evidence.release.folder is not None and evidence.tensors is not None, "no tensor measured"),
+        "family": _NeedRow(lambda evidence: evidence.expected is not None, "no family"),
+        "config": _NeedRow(lambda evidence: bool(evidence.release.config), "no config"),
+        "tokenizer": _NeedRow(lambda evidence: has_tokenizer(evidence.release.assets), "none given"),
+        "plan": _NeedRow(lambda evidence: evidence.plan is not None, "no plan"),
+        "values": _NeedRow(lambda evidence: evidence.values is not None, "no second reading of the source"),
+        "logits": _NeedRow(lambda evidence: bool(evidence.logits), "no logits compared"),
+    }
+)
+
+
+def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckResult:
+    """Run one check. What goes wrong inside it becomes the status `errored`: a check that could not judge has not passed.
+
+    Args:
+        check: any check.
+        evidence: what is known of the release.
+        clock: seconds, as `time.perf_counter` counts them.
+
+    Returns:
+        `skipped` with the reason when a need is not met; `errored` when the check raised; `failed` when it found an error; else `passed`.
+    """
+    for need in check.needs:
+        if not NEEDS[need].is_met(evidence):
+            return CheckResult(check.name, "skipped", reason=evidence.reasons.get(need, NEEDS[need].otherwise))
+    started = clock()
+    try:
+        outcome = check.examine(evidence)
+    except Exception as error:  # the only one of the product: a crash is a result
+        return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(error))
+    failed = any(finding.severity == "error" for finding in outcome.findings)
+    return CheckResult(
+        check.name,
+        "failed" if failed else "passed",
+        fold_findings(outcome.findings),
+        outcome.examined,
+        outcome.measured,
+        outcome.limits,
+        clock() - started,
+    )
+
+
+def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings without duplicates, at most MAX_FINDINGS_PER_CODE of a code, errors first.
+
+    Args:
+        findings: in the order found.
+
+    Returns:
+        Of each code the first ones; a duplicate raises the `count` of the one it repeats, and those beyond the cap are counted in the last.
+    """
+    unique: dict[Finding, int] = defaultdict(int)
+    for finding in findings:
+        unique[replace(finding, count=1)] += finding.count
+    by_code: dict[str, list[Finding]] = defaultdict(list)
+    for finding, count in unique.items():
+        kept = by_code[finding.code]
+        if len(kept) < MAX_FINDINGS_PER_CODE:
+            kept.append(replace(finding, count=count))
+        else:
+            kept[-1] = replace(kept[-1], count=kept[-1].count + count)
+    folded = [finding for kept in by_code.values() for finding in kept]
+    return tuple(sorted(folded, key=lambda finding: finding.severity != "error"))
+
+
+def _describe(error: Exception) -> str:
+    # The last frame tells whoever mends the check where to look; the report has no traceback.
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
+    return f"{type(error).__name__} at {place}: {error}"

@@ -1,0 +1,101 @@
+"""The release policy: what the numbers of a check may be, and which checks must not be skipped. One tolerance table.
+
+A *row* of limits is named by the coarsest dtype that took part: the release's, the source's, and the one the reference forward was
+computed in. Mixture-of-experts models have rows of their own: a router flips experts at rounding noise.
+
+Keys of a row are keys of `LogitsComparison.metrics`. KL is in nats, summed over the vocabulary; `mean_kl` and `p95_kl` are over positions.
+`mean_kl`, `p95_kl` bound from above, `cosine` and `top1` from below. Max KL and max abs are reported, never limited.
+
+Sources: NeMo Automodel checkpoint robustness profiles (README, tests/functional_tests); llama.cpp `perplexity --kl-divergence` tables for
+Llama-3-8B; own measurements on trained toy models, dense and MoE.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from reports.errors import RequestError, name_some
+
+LimitsRow = Literal["F32", "F16", "BF16", "F32 MoE", "F16 MoE", "BF16 MoE"]
+
+UPPER = frozenset({"mean_kl", "p95_kl"})  # metrics a limit bounds from above
+LOWER = frozenset({"cosine", "top1"})  # metrics a limit bounds from below
+
+LIMITS: Mapping[LimitsRow, Mapping[str, float]] = MappingProxyType(
+    {
+        "F32": {"mean_kl": 1e-7, "p95_kl": 1e-6, "cosine": 0.999999, "top1": 0.999},  # Automodel strict, same implementation
+        "F16": {"mean_kl": 1e-4, "p95_kl": 1e-3, "cosine": 0.9999, "top1": 0.995},  # llama.cpp: bf16 to fp16 2.5e-5, 99.74 %
+        "BF16": {"mean_kl": 1e-3, "p95_kl": 1e-2, "cosine": 0.999, "top1": 0.98},  # honest casts of toys 2e-7 to 4e-4
+        "F32 MoE": {"mean_kl": 1e-4, "p95_kl": 1e-3, "cosine": 0.9999, "top1": 0.999},  # Automodel strict, cross-framework: rare flips
+        "F16 MoE": {"mean_kl": 2.5e-2, "p95_kl": 1e-1, "cosine": 0.99, "top1": 0.95},  # as BF16 MoE: a flip costs the same
+        "BF16 MoE": {"mean_kl": 2.5e-2, "p95_kl": 1e-1, "cosine": 0.99, "top1": 0.95},  # honest cast of a toy 2.6e-3; Automodel relaxed
+    }
+)
+
+# Coarser means more rounding. Every spelling that configs, safetensors and torch use.
+_COARSENESS: Mapping[str, int] = MappingProxyType({"F64": 0, "F32": 1, "F16": 2, "BF16": 3})
+_CODES: Mapping[str, str] = MappingProxyType(
+    {"float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "float16": "F16", "half": "F16", "bfloat16": "BF16"}
+)
+
+FLOOR_FACTOR = 3.0  # a cast's mean KL may be this many times the noise floor measured in the same run
+SMALLEST_MEAN_KL = 1e-8  # below this a mean KL is rounding of the comparison itself
+TOP1_POSITIONS = 200  # top-1 gates only from this many positions whose margin exceeds the noise
+FLUSHED_SHARE = 1e-4  # share of non-zero values that a cast to fp16 may turn into zero
+LARGEST_EPS = 1e-3  # a norm's epsilon above this changes what the norm computes
+UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
+
+REQUIRED_CHECKS: frozenset[str] = frozenset()  # names of checks whose skipping turns the verdict; by default none
+
+
+def dtype_code(name: str) -> str:
+    """Return the safetensors code of a dtype, however it is spelled.
+
+    Args:
+        name: "BF16", "bfloat16" or "torch.bfloat16".
+
+    Returns:
+        The code; unknown names come back unchanged.
+    """
+    return _CODES.get(name.removeprefix("torch."), name)
+
+
+def limits_row(release_dtype: str, source_dtype: str, computed_in: str, *, is_moe: bool) -> LimitsRow:
+    """Return the name of the limits that the coarsest of three dtypes allows.
+
+    Args:
+        release_dtype: what the weights are stored in; any spelling, "" where it played no part.
+        source_dtype: what the checkpoint's weights are stored in.
+        computed_in: what the reference forward was computed in.
+        is_moe: whether the model routes tokens to experts.
+
+    Returns:
+        A key of LIMITS.
+
+    Raises:
+        RequestError: a dtype has no row, or all three are "".
+    """
+    codes = [dtype_code(name) for name in (release_dtype, source_dtype, computed_in) if name]
+    unknown = [code for code in codes if code not in _COARSENESS]
+    if unknown or not codes:
+        raise RequestError(
+            f"no limits for logits in {name_some(unknown)}.",
+            remedy=f"Limits exist for {name_some(_COARSENESS)}; add a row to validators/policy.py or skip the logits.",
+        )
+    coarsest = max(codes, key=_COARSENESS.__getitem__)
+    dense: dict[str, tuple[LimitsRow, LimitsRow]] = {"F16": ("F16", "F16 MoE"), "BF16": ("BF16", "BF16 MoE")}
+    return dense.get(coarsest, ("F32", "F32 MoE"))[is_moe]
+
+
+def cast_limits(row: LimitsRow, noise_floor: float) -> Mapping[str, float]:
+    """Return the limits of a cast: those of its row, with the mean KL held near the noise floor.
+
+    Args:
+        row: a key of LIMITS.
+        noise_floor: mean KL of an honest cast (or, without a cast, of a repeated forward) measured in the same run.
+
+    Returns:
+        The row, `mean_kl` at most FLOOR_FACTOR times the floor and never above the row's own number.
+    """
+    allowed = max(SMALLEST_MEAN_KL, FLOOR_FACTOR * noise_floor)
+    return {**LIMITS[row], "mean_kl": min(LIMITS[row]["mean_kl"], allowed)}
