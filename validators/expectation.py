@@ -9,6 +9,7 @@ from math import prod
 from types import MappingProxyType
 
 import pandas as pd
+from pydantic import TypeAdapter
 
 from reports.model import LogitsComparison, Witness
 from validators.release import Release
@@ -102,3 +103,30 @@ class Evidence:
     dtype: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+
+
+_STORED = TypeAdapter(Expectation)
+
+
+def expectation_to_json(expected: Expectation) -> str:
+    """Return an expectation's stored form.
+
+    Args:
+        expected: any expectation.
+
+    Returns:
+        JSON text.
+    """
+    return _STORED.dump_json(expected).decode()
+
+
+def expectation_from_json(text: str) -> Expectation:
+    """Return the expectation stored as `text`.
+
+    Args:
+        text: what `expectation_to_json` wrote.
+
+    Returns:
+        The expectation; names keep their order.
+    """
+    return _STORED.validate_json(text)

@@ -77,17 +77,27 @@ class Stage:
         Returns:
             The record, or None when the file must be written.
         """
-        path = self._record_path(file.name)
-        if not path.is_file():
+        if not self._record_path(file.name).is_file():
             return None
-        content = json.loads(path.read_text())
-        pieces = tuple(CrcPiece(**piece) for piece in content.pop("pieces"))
-        flushed = tuple((name, count) for name, count in content.pop("flushed"))
-        record = FileRecord(**content, pieces=pieces, flushed=flushed)
+        record = self.record_of(file.name)
         staged = self.folder / file.name
         if not staged.is_file() or staged.stat().st_size != file.nbytes or sha256_of(staged) != record.sha256:
             return None
         return record
+
+    def record_of(self, name: str) -> FileRecord:
+        """Return the record of a finished file.
+
+        Args:
+            name: the file.
+
+        Returns:
+            What `keep` stored.
+        """
+        content = json.loads(self._record_path(name).read_text())
+        pieces = tuple(CrcPiece(**piece) for piece in content.pop("pieces"))
+        flushed = tuple((tensor, count) for tensor, count in content.pop("flushed"))
+        return FileRecord(**content, pieces=pieces, flushed=flushed)
 
     def keep(self, record: FileRecord) -> None:
         """Record that a file is finished.

@@ -1,0 +1,181 @@
+"""Export: load → merge → cast → write → checks → logits → publish.
+
+`export_line` is the line itself; `export` is the Prefect flow around it. A release is published only when every check that ran on the
+bytes in the stage has passed; the report is written either way.
+"""
+
+import errno
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prefect import flow
+
+from flows.requests import ExportRequest
+from flows.run import PrefectRunner, Progress, Run, now
+from reports.errors import CommitError, ReleaseError, RequestError
+from reports.model import CheckResult, Omission, Report, Verdict
+from reports.write import ReportPaths, write_report
+from tasks.check import check_plan, check_release, measure_release
+from tasks.compare_logits import compare_logits
+from tasks.engine.writing.sidecars import Lineage
+from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
+from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
+from tasks.load_shards import load_shards
+from tasks.publish import publish
+from tasks.reshard import reshard
+from tasks.write import finish_release, write_file
+from validators.checks import CHECKS
+from validators.policy import REQUIRED_CHECKS
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class NotPublishedError(Exception):
+    """A check failed: nothing was published; the report says why.
+
+    Args:
+        outcome: the report and where it is.
+    """
+
+    def __init__(self, outcome: "Outcome") -> None:
+        self.outcome = outcome
+        super().__init__(outcome.verdict.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an export ended: the report, where its renderings are, the verdict, and the stage that was kept, if any."""
+
+    report: Report
+    paths: ReportPaths
+    verdict: Verdict
+    stage: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before the first byte is written."""
+
+    assets: Path | None
+    loaded: Loaded
+    planned: Planned
+
+
+def prepare(request: ExportRequest, run: Run) -> Prepared:
+    """Open the checkpoint, plan the export, and run the checks that need no tensor byte.
+
+    Args:
+        request: what to export.
+        run: the run.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ReleaseError: whatever the request, the assets or the source's metadata already show.
+    """
+    _check_request(request)
+    ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step)
+    loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
+    assets = request.assets or _own_assets(loaded)
+    wanted = ModelRequest(assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file)
+    planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
+    judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
+    prepared = Prepared(assets, loaded, planned)
+    if judged.failed():
+        raise _refusal(judged, _write_report(request, run, prepared, judged, Compared(), None))
+    return prepared
+
+
+def export_line(request: ExportRequest, run: Run) -> Outcome:
+    """Export a checkpoint.
+
+    Args:
+        request: what to export.
+        run: how tasks are called, where reports go.
+
+    Returns:
+        The outcome of a green run: the release is published.
+
+    Raises:
+        NotPublishedError: a check on the written release failed.
+        ReleaseError: the work could not be done; nothing is left at the destination.
+    """
+    prepared = prepare(request, run)
+    destination = request.to.absolute()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with lock_of(destination):
+        stage = Stage.create(destination, prepared.planned.digest, reached=run.reached)
+        try:
+            return _write_and_judge(request, run, prepared, stage)
+        except ReleaseError:
+            stage.discard()
+            raise
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            stage.discard()
+            raise _disk_full(destination, prepared.planned.nbytes, error) from error
+
+
+def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage: Stage) -> Outcome:
+    planned, loaded, call = prepared.planned, prepared.loaded, run.runner.call
+    _check_space(stage, planned)
+    run.phase("write", lambda: _write(run, prepared, stage), nbytes_read=loaded.nbytes, nbytes_written=planned.nbytes)
+    measured = run.phase(
+        "measure",
+        lambda: call(measure_release, stage.folder, planned, loaded.roots, run.folder, request.workers),
+        nbytes_read=planned.nbytes + loaded.nbytes,
+    )
+    compared = _compare(request, run, prepared, stage)
+    judged = run.phase("check", lambda: call(check_release, stage.folder, planned, measured, compared, request.skips, run.clock))
+    outcome = _write_report(request, run, prepared, judged, compared, measured)
+    if not outcome.verdict.green:
+        if request.keep_stage:
+            raise NotPublishedError(replace(outcome, stage=stage.folder))
+        stage.discard()
+        raise NotPublishedError(outcome)
+    run.phase("publish", lambda: call(publish, stage, durable=request.fsync))
+    return outcome
+
+
+def _write(run: Run, prepared: Prepared, stage: Stage) -> None:
+    planned, loaded = prepared.planned, prepared.loaded
+    run.progress.start(planned.nbytes)
+    run.runner.map(write_file, [(loaded.ref, planned, stage, name, run.progress.advance) for name, _ in planned.files])
+    run.progress.stop()
+    lineage = Lineage(run.run_id, run.started, run.environment, [(o.what, o.because) for o in planned.omissions])
+    run.runner.call(finish_release, loaded.ref, planned, stage, prepared.assets, lineage)
+
+
+def _compare(request: ExportRequest, run: Run, prepared: Prepared, stage: Stage) -> Compared:
+    if "logits" in request.skips:
+        return Compared(reason=f"--skip: {request.skips['logits']}")
+    return run.phase("logits", lambda: run.runner.call(compare_logits, stage, prepared, request.golden, request.witness_memory))
+
+
+def _write_report(
+    request: ExportRequest, run: Run, prepared: Prepared, judged: Judged, compared: Compared, measured: Measured | None
+) -> Outcome:
+    planned, loaded = prepared.planned, prepared.loaded
+    report = Report(
+        run_id=run.run_id,
+        kind="export",
+        action="published",
+        subject=str(request.to.absolute()),
+        source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})",
+        plan_digest=planned.digest,
+        results=judged.results,
+        witnesses=(*((measured.witness,) if measured else ()), *compared.witnesses),
+        environment=run.environment,
+        started=run.started,
+        finished=now(),
+        logits=compared.comparisons,
+        tensors=statistics(measured.tensors) if measured else (),
+        phases=tuple(run.phases),
+        changes=planned.changes,
+        omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
+        notes=loaded.notes,
+    )
+    return Outcome(report, write_report(report, run.folder), report.verdict(REQUIRED_CHECKS))

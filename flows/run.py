@@ -1,0 +1,198 @@
+"""One run: its id, folder, clock, and how its tasks are called."""
+
+import platform
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from prefect import Task
+
+from reports.model import Phase
+
+T = TypeVar("T")
+PACKAGES = ("shardwright", "torch", "safetensors", "transformers", "accelerate", "huggingface-hub", "pandas", "pandera", "prefect")
+
+
+def now() -> str:
+    """Return the time, ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that take part."""
+    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+class Runner(Protocol):
+    """How a flow calls its tasks: through Prefect, or as the plain functions they wrap."""
+
+    def call(self, task: "Task[Any, T]", /, *args: object, **kwargs: object) -> T:
+        """Run one task and return its result."""
+
+    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
+        """Run a task once per argument tuple, several at a time; results in order. The first exception is raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRunner:
+    """Calls the functions that the tasks wrap; knows no Prefect server. For tests and for use as a library."""
+
+    workers: int = 2
+
+    def call(self, task: "Task[Any, T]", /, *args: object, **kwargs: object) -> T:
+        """Run one task's function.
+
+        Args:
+            task: the task.
+            *args: its arguments.
+            **kwargs: its named arguments.
+
+        Returns:
+            Its result.
+        """
+        return task.fn(*args, **kwargs)
+
+    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
+        """Run a task's function on a thread pool.
+
+        Args:
+            task: the task.
+            calls: arguments per call.
+
+        Returns:
+            Results, in the order of `calls`.
+        """
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = [pool.submit(task.fn, *args) for args in calls]
+            try:
+                return [future.result() for future in futures]
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefectRunner:
+    """Calls tasks through Prefect, inside a flow run."""
+
+    def call(self, task: "Task[Any, T]", /, *args: object, **kwargs: object) -> T:
+        """Run one task.
+
+        Args:
+            task: the task.
+            *args: its arguments.
+            **kwargs: its named arguments.
+
+        Returns:
+            Its result.
+        """
+        result: T = task(*args, **kwargs)
+        return result
+
+    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
+        """Submit a task once per argument tuple to the flow's task runner.
+
+        Args:
+            task: the task.
+            calls: arguments per call.
+
+        Returns:
+            Results, in the order of `calls`.
+        """
+        futures = [task.submit(*args) for args in calls]
+        return [future.result() for future in futures]
+
+
+class Progress(Protocol):
+    """Told of bytes while they are written; from several threads."""
+
+    def start(self, total: int) -> None:
+        """A phase of `total` bytes begins."""
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes more are done."""
+
+    def stop(self) -> None:
+        """The phase is over."""
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def start(self, total: int) -> None:
+        """Do nothing.
+
+        Args:
+            total: bytes.
+        """
+
+    def advance(self, nbytes: int) -> None:
+        """Do nothing.
+
+        Args:
+            nbytes: bytes.
+        """
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a flow. `reached` is told the name of every step that must survive a kill; tests use it."""
+
+    run_id: str
+    folder: Path
+    runner: Runner
+    progress: Progress = field(default_factory=Silent)
+    reached: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.perf_counter
+    started: str = field(default_factory=now)
+    phases: list[Phase] = field(default_factory=list)
+    environment: Mapping[str, str] = field(default_factory=versions)
+
+    @classmethod
+    def create(cls, kind: str, runs: Path, runner: Runner, progress: Progress | None = None) -> "Run":
+        """Make a run and its folder.
+
+        Args:
+            kind: the flow's name; begins the run id.
+            runs: where run folders go.
+            runner: how tasks are called.
+            progress: told of bytes written.
+
+        Returns:
+            The run.
+        """
+        run_id = f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        folder = (runs / run_id).absolute()
+        folder.mkdir(parents=True)
+        return cls(run_id, folder, runner, progress or Silent())
+
+    def phase(self, name: str, work: Callable[[], T], *, nbytes_read: int = 0, nbytes_written: int = 0) -> T:
+        """Do a step of the line and note how long it took.
+
+        Args:
+            name: the step.
+            work: does it.
+            nbytes_read: bytes it reads.
+            nbytes_written: bytes it writes.
+
+        Returns:
+            What `work` returned.
+        """
+        begun = self.clock()
+        result = work()
+        self.phases.append(Phase(name, self.clock() - begun, nbytes_read, nbytes_written))
+        return result

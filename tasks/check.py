@@ -1,0 +1,121 @@
+"""Gather the evidence and run the checks: on the plan, before a byte is written, and on the release as re-read from disk."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from reports.model import CheckResult
+from tasks.engine.planning.plan import plan_from_json
+from tasks.handover import Compared, Judged, Measured, Planned
+from tasks.measure import measure
+from validators.check import Check, run
+from validators.checks import CHECKS, CHECKS_BEFORE_WRITING
+from validators.expectation import Evidence, Expectation, expectation_from_json
+from validators.release import Release, StoredTensor, WeightFile, open_release
+from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
+
+
+@task(name="check plan", cache_policy=NO_CACHE)
+def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], clock: Callable[[], float]) -> Judged:
+    """Run the checks that need no tensor byte.
+
+    Args:
+        planned: the plan.
+        assets: folder of the tokenizer.
+        skips: check → reason.
+        clock: seconds.
+
+    Returns:
+        Their results.
+    """
+    evidence = Evidence(_planned_release(planned, assets), _expected(planned), plan=read_table(PlanTable, planned.table))
+    return Judged(_run_all(CHECKS_BEFORE_WRITING, evidence, skips, clock))
+
+
+@task(name="measure release", cache_policy=NO_CACHE)
+def measure_release(folder: Path, planned: Planned, roots: tuple[Path, ...], run_folder: Path, workers: int) -> Measured:
+    """Read every released tensor once, for statistics and against the second path.
+
+    Args:
+        folder: the stage.
+        planned: the plan.
+        roots: the source's folders.
+        run_folder: for the tables.
+        workers: tensors read at a time.
+
+    Returns:
+        Paths of the tables.
+    """
+    found = measure(folder, plan_path=planned.path, source_roots=roots, workers=workers)
+    return Measured(
+        write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
+        write_table(ValueTable, found.values, run_folder / "values.csv"),
+        found.witness,
+    )
+
+
+@task(name="check release", cache_policy=NO_CACHE)
+def check_release(
+    folder: Path, planned: Planned, measured: Measured, compared: Compared, skips: Mapping[str, str], clock: Callable[[], float]
+) -> Judged:
+    """Run every check on the release as it lies on disk.
+
+    Args:
+        folder: the stage.
+        planned: the plan.
+        measured: its tables.
+        compared: what the logits showed.
+        skips: check → reason.
+        clock: seconds.
+
+    Returns:
+        The results, in the order of CHECKS.
+    """
+    values = read_table(ValueTable, measured.values) if measured.witness.heard else None
+    evidence = Evidence(
+        open_release(folder),
+        _expected(planned),
+        read_table(PlanTable, planned.table),
+        read_table(TensorTable, measured.tensors),
+        values,
+        (measured.witness, *compared.witnesses),
+        compared.comparisons,
+        planned.release_dtype if planned.is_cast else "",
+        {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"},
+    )
+    return Judged(_run_all(CHECKS, evidence, skips, clock))
+
+
+def _run_all(checks: tuple[Check, ...], evidence: Evidence, skips: Mapping[str, str], clock: Callable[[], float]) -> tuple[CheckResult, ...]:
+    return tuple(
+        CheckResult(check.name, "skipped", reason=f"--skip: {skips[check.name]}") if check.name in skips else run(check, evidence, clock)
+        for check in checks
+    )
+
+
+def _expected(planned: Planned) -> Expectation | None:
+    return expectation_from_json(planned.expected.read_text()) if planned.expected else None
+
+
+def _planned_release(planned: Planned, assets: Path | None) -> Release:
+    plan = plan_from_json(planned.path.read_text())
+    files = tuple(
+        WeightFile(
+            file.name,
+            file.nbytes,
+            file.header_nbytes,
+            tuple(
+                StoredTensor(t.name, file.name, t.dtype, t.shape, t.span[0] - file.header_nbytes, t.span[1] - file.header_nbytes)
+                for t in file.tensors
+            ),
+            {"format": "pt"},
+        )
+        for file in plan.files
+    )
+    config = json.loads(planned.config.read_text(encoding="utf-8")) if planned.config else {}
+    generation = assets / "generation_config.json" if assets else None
+    generation_config = json.loads(generation.read_text(encoding="utf-8")) if generation and generation.is_file() else {}
+    return Release(None, files, config=config, generation_config=generation_config, assets=assets)

@@ -1,0 +1,94 @@
+"""What the tasks hand to each other: paths, digests, names and results. Never tensors, never plans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """A checkpoint as it was when the run began: its digest says whether it still is. `roots` are the resolved folders."""
+
+    path: Path
+    also: tuple[Path, ...]
+    step: int | None
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint that was opened. `table` is a SourceTable; `roots` its folders, the step resolved."""
+
+    ref: SourceRef
+    format: str
+    step: int | None
+    roots: tuple[Path, ...]
+    table: Path
+    num_tensors: int
+    num_state: int
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder."""
+
+    assets: Path | None
+    family: str
+    dtype: str
+    drops: tuple[tuple[str, str], ...]
+    keep_tied_head: bool
+    max_file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan in the run folder, with what later steps need to know of it.
+
+    `table` is a PlanTable; `expected` a stored Expectation, None for `--family none`; `config` the config the release gets, None without.
+    """
+
+    path: Path
+    digest: str
+    table: Path
+    expected: Path | None
+    config: Path | None
+    files: tuple[tuple[str, int], ...]
+    nbytes: int
+    is_cast: bool
+    source_dtype: str
+    release_dtype: str
+    changes: tuple[Change, ...]
+    omissions: tuple[Omission, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A release re-read from disk: paths of a TensorTable and a ValueTable, and the witness that was heard or not."""
+
+    tensors: Path
+    values: Path
+    witness: Witness
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the logits showed: comparisons, witnesses heard or not, and why there is nothing to compare."""
+
+    comparisons: tuple[LogitsComparison, ...] = ()
+    witnesses: tuple[Witness, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the checks said."""
+
+    results: tuple[CheckResult, ...]
+
+    def failed(self) -> Sequence[CheckResult]:
+        """Return the results that are failed or errored."""
+        return [result for result in self.results if result.status in ("failed", "errored")]

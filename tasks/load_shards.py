@@ -1,0 +1,46 @@
+"""Open a checkpoint and list what it holds. Reads metadata only."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.engine.tensors.catalog import Catalog
+from tasks.handover import Loaded, SourceRef
+from tasks.sources import catalog_of
+from validators.tables import SourceTable, format_shape, write_table
+
+
+@task(name="load shards", cache_policy=NO_CACHE)
+def load_shards(ref: SourceRef, folder: Path) -> Loaded:
+    """List a checkpoint's tensors and training state.
+
+    Args:
+        ref: the checkpoint; its digest is empty.
+        folder: the run folder, for the table.
+
+    Returns:
+        What was found, with the digest filled in.
+    """
+    catalog = catalog_of(ref)
+    known = replace(ref, digest=catalog.digest)
+    table = write_table(SourceTable, _source_table(catalog), folder / "source.csv")
+    return Loaded(
+        known,
+        catalog.format,
+        catalog.step,
+        (Path(catalog.root), *ref.also),
+        table,
+        len(catalog.tensors),
+        len(catalog.state),
+        sum(t.nbytes for t in catalog.tensors.values()) or catalog.files_nbytes,
+        catalog.notes,
+    )
+
+
+def _source_table(catalog: Catalog) -> pd.DataFrame:
+    rows = [(t.fqn, "model", t.dtype, format_shape(t.shape or ()), t.last - t.first) for t in catalog.tensors.values()]
+    rows += [(s.fqn, "state", s.dtype, format_shape(s.shape), 1) for s in catalog.state]
+    return pd.DataFrame(rows, columns=["name", "role", "dtype", "shape", "fragments"])

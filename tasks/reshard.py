@@ -1,0 +1,136 @@
+"""Plan what will be written: merge, rename, cast, pack. Reads metadata only; the plan goes into the run folder as JSON."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from reports.errors import RequestError
+from reports.model import Omission
+from tasks.engine.planning.choose import Choice, choose_family, expectation_for
+from tasks.engine.planning.plan import ExportPlan, Input, plan_to_json
+from tasks.engine.planning.planner import PlanRequest, make_plan
+from tasks.engine.tensors.catalog import Catalog
+from tasks.engine.writing.sidecars import planned_config, release_dtype
+from tasks.forward import describe_architecture
+from tasks.handover import ModelRequest, Planned, SourceRef
+from tasks.sources import catalog_of
+from validators.expectation import Expectation, expectation_to_json
+from validators.tables import PlanTable, format_shape, write_table
+
+
+@task(name="reshard", cache_policy=NO_CACHE)
+def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
+    """Plan an export.
+
+    Args:
+        ref: the checkpoint.
+        request: how it should be released.
+        folder: the run folder.
+
+    Returns:
+        Where the plan is, and what later steps need to know of it.
+    """
+    catalog = catalog_of(ref)
+    config = read_config(request.assets)
+    choice = choose_family(request.family, config, keep_tied_head=request.keep_tied_head, describe=_describe)
+    plan = make_plan(catalog, _plan_request(request, choice))
+    path = folder / "plan.json"
+    path.write_text(plan_to_json(plan))
+    is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
+    written, changes = planned_config(config, plan, is_tied=is_tied) if config else ({}, ())
+    return Planned(
+        path,
+        plan.digest,
+        write_table(PlanTable, _plan_table(plan), folder / "plan.csv"),
+        _store_expectation(expectation_for(plan, choice), folder),
+        _store_config(written, folder),
+        tuple((file.name, file.nbytes) for file in plan.files),
+        plan.nbytes,
+        any(tensor.encoding == "cast" for _, tensor in plan.tensors()),
+        _source_dtype(plan),
+        release_dtype(plan),
+        changes,
+        _omissions(plan, catalog),
+    )
+
+
+def read_config(assets: Path | None) -> Mapping[str, object]:
+    """Return the config.json of a folder.
+
+    Args:
+        assets: the folder, or None.
+
+    Returns:
+        The parsed config; empty when there is none.
+
+    Raises:
+        RequestError: it is not a JSON object.
+    """
+    path = assets / "config.json" if assets is not None else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot be read: {error}", where=str(path), remedy="Give a folder with a sound config.json.") from error
+    if not isinstance(config, dict):
+        raise RequestError("is not a JSON object", where=str(path), remedy="Give a folder with a sound config.json.")
+    return config
+
+
+def _describe(config: Mapping[str, object]) -> Expectation:
+    return describe_architecture(config)
+
+
+def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:
+    return PlanRequest(
+        choice.family, choice.dims, choice.expected, request.dtype, request.drops, request.keep_tied_head, request.max_file_bytes
+    )
+
+
+def _plan_table(plan: ExportPlan) -> pd.DataFrame:
+    rows = [
+        (t.name, f.name, t.dtype, format_shape(t.shape), t.spec.nbytes, t.op.name, t.encoding, ";".join(_box(b) for b in t.inputs))
+        for f, t in plan.tensors()
+    ]
+    return pd.DataFrame(rows, columns=["name", "file", "dtype", "shape", "nbytes", "op", "encoding", "sources"])
+
+
+def _box(box: Input) -> str:
+    return f"{box.name}[{','.join(f'{o}:{o + n}' for o, n in zip(box.offset, box.shape, strict=True))}]"
+
+
+def _store_expectation(expected: Expectation | None, folder: Path) -> Path | None:
+    if expected is None:
+        return None
+    path = folder / "expected.json"
+    path.write_text(expectation_to_json(expected))
+    return path
+
+
+def _store_config(config: Mapping[str, object], folder: Path) -> Path | None:
+    if not config:
+        return None
+    path = folder / "config.json"
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _source_dtype(plan: ExportPlan) -> str:
+    nbytes: dict[str, int] = {}
+    for _, tensor in plan.tensors():
+        dtype = tensor.inputs[0].dtype
+        nbytes[dtype] = nbytes.get(dtype, 0) + tensor.spec.numel
+    return max(sorted(nbytes), key=lambda dtype: nbytes[dtype], default="")
+
+
+def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:
+    left_out = [Omission(drop.name, drop.because, drop.asked_by) for drop in plan.dropped]
+    left_out += [Omission(alias.name, alias.because, "rule") for alias in plan.aliases]
+    if catalog.state:
+        left_out.append(Omission(f"training state, {len(catalog.state)} items", "a release holds weights only", "format"))
+    return tuple(left_out)
