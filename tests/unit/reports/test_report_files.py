@@ -27,6 +27,12 @@ def test_the_stored_json_is_the_whole_report(tmp_path):
     assert report_from_json(write_report(GREEN, tmp_path).json.read_text("utf-8")) == GREEN
 
 
+def test_a_name_that_is_not_utf8_is_spelled_and_the_report_can_be_read_back(tmp_path):
+    stored = write_report(HOSTILE, tmp_path).json.read_text("utf-8")
+    places = [finding.where for result in report_from_json(stored).results for finding in result.findings]
+    assert "]]>\x00\x1b[31m\\ud800" in places
+
+
 def test_a_rendering_that_fails_leaves_the_json_and_the_page_before(tmp_path, monkeypatch):
     before = write_report(GREEN, tmp_path)
 
