@@ -205,7 +205,7 @@ _ADAPTER = TypeAdapter(Report)
 
 
 def report_to_json(report: Report) -> str:
-    """Return the report as indented JSON, its stored form; NaN and infinities are strings.
+    """Return the report as indented JSON, its stored form; NaN and infinities are strings, lone surrogates are spelled (`\\udc80`).
 
     Args:
         report: any report.
@@ -213,7 +213,7 @@ def report_to_json(report: Report) -> str:
     Returns:
         JSON text.
     """
-    return json.dumps(_spell_nonfinite(_ADAPTER.dump_python(report)), indent=1, allow_nan=False)
+    return json.dumps(_spell_unstorable(_ADAPTER.dump_python(report)), indent=1, allow_nan=False)
 
 
 def report_from_json(text: str) -> Report:
@@ -239,11 +239,13 @@ def report_schema() -> Mapping[str, object]:
     return _ADAPTER.json_schema()
 
 
-def _spell_nonfinite(value: object) -> object:
+def _spell_unstorable(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, str):  # a file name that is not UTF-8; strict JSON readers refuse what it would become
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {key: _spell_nonfinite(item) for key, item in value.items()}
+        return {_spell_unstorable(key): _spell_unstorable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_spell_nonfinite(item) for item in value]
+        return [_spell_unstorable(item) for item in value]
     return value
