@@ -79,7 +79,11 @@ class StoredBox(Protocol):
         """Which elements are stored."""
 
     def open(self) -> AbstractContextManager[ReadBox]:
-        """Open the file; the function inside reads any part, `offset` counted from this box's own corner."""
+        """Open the file; the function inside reads any part, `offset` counted from this box's own corner.
+
+        Returns:
+            A context manager that gives the function.
+        """
 
 
 def overlaps(boxes: list[Box]) -> bool:

@@ -30,9 +30,8 @@ class _Record:
         self.state = state
 
     def get(self, name: str) -> object:
-        if not isinstance(self.state, dict) or name not in self.state:
-            raise FormatError(f".metadata: a record without `{name}`")
-        return self.state[name]
+        # Torch leaves fields that are None out of some states.
+        return self.state.get(name) if isinstance(self.state, dict) else None
 
 
 class _Metadata(_Record):
