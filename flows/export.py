@@ -5,18 +5,19 @@ bytes in the stage has passed; the report is written either way.
 """
 
 import errno
+import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prefect import flow
 
 from flows.requests import ExportRequest
-from flows.run import PrefectRunner, Progress, Run, now
-from reports.errors import CommitError, ReleaseError, RequestError
-from reports.model import CheckResult, Omission, Report, Verdict
+from flows.run import PrefectRunner, Progress, Run, Runner, now
+from reports.errors import ReleaseError, RequestError
+from reports.model import Omission, Report, Verdict
 from reports.write import ReportPaths, write_report
-from tasks.check import check_plan, check_release, measure_release
+from tasks.check import check_plan, check_release, measure_release, read_statistics
 from tasks.compare_logits import compare_logits
 from tasks.engine.writing.sidecars import Lineage
 from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
@@ -28,6 +29,7 @@ from tasks.write import finish_release, write_file
 from validators.checks import CHECKS
 from validators.policy import REQUIRED_CHECKS
 
+_UNFINISHED = "The checks are done; publishing had not finished when this was written."
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -62,6 +64,16 @@ class Prepared:
     planned: Planned
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a report is made of."""
+
+    prepared: Prepared
+    judged: Judged
+    compared: Compared = field(default_factory=Compared)
+    measured: Measured | None = None
+
+
 def prepare(request: ExportRequest, run: Run) -> Prepared:
     """Open the checkpoint, plan the export, and run the checks that need no tensor byte.
 
@@ -84,7 +96,7 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
     prepared = Prepared(assets, loaded, planned)
     if judged.failed():
-        raise _refusal(judged, _write_report(request, run, prepared, judged, Compared(), None))
+        raise _refusal(judged, _report(request, run, Gathered(prepared, judged)))
     return prepared
 
 
@@ -130,14 +142,15 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
     )
     compared = _compare(request, run, prepared, stage)
     judged = run.phase("check", lambda: call(check_release, stage.folder, planned, measured, compared, request.skips, run.clock))
-    outcome = _write_report(request, run, prepared, judged, compared, measured)
+    gathered = Gathered(prepared, judged, compared, measured)
+    outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
     if not outcome.verdict.green:
-        if request.keep_stage:
-            raise NotPublishedError(replace(outcome, stage=stage.folder))
-        stage.discard()
-        raise NotPublishedError(outcome)
+        kept = stage.folder if request.keep_stage else None
+        if kept is None:
+            stage.discard()
+        raise NotPublishedError(replace(_report(request, run, gathered), stage=kept))
     run.phase("publish", lambda: call(publish, stage, durable=request.fsync))
-    return outcome
+    return _report(request, run, gathered)
 
 
 def _write(run: Run, prepared: Prepared, stage: Stage) -> None:
@@ -152,13 +165,16 @@ def _write(run: Run, prepared: Prepared, stage: Stage) -> None:
 def _compare(request: ExportRequest, run: Run, prepared: Prepared, stage: Stage) -> Compared:
     if "logits" in request.skips:
         return Compared(reason=f"--skip: {request.skips['logits']}")
-    return run.phase("logits", lambda: run.runner.call(compare_logits, stage, prepared, request.golden, request.witness_memory))
+    return run.phase(
+        "logits",
+        lambda: run.runner.call(
+            compare_logits, prepared.loaded, prepared.planned, stage.folder, run.folder, request.golden, request.witness_memory
+        ),
+    )
 
 
-def _write_report(
-    request: ExportRequest, run: Run, prepared: Prepared, judged: Judged, compared: Compared, measured: Measured | None
-) -> Outcome:
-    planned, loaded = prepared.planned, prepared.loaded
+def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[str, ...] = ()) -> Outcome:
+    planned, loaded, measured = gathered.prepared.planned, gathered.prepared.loaded, gathered.measured
     report = Report(
         run_id=run.run_id,
         kind="export",
@@ -166,16 +182,90 @@ def _write_report(
         subject=str(request.to.absolute()),
         source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})",
         plan_digest=planned.digest,
-        results=judged.results,
-        witnesses=(*((measured.witness,) if measured else ()), *compared.witnesses),
+        results=gathered.judged.results,
+        witnesses=(*((measured.witness,) if measured else ()), *gathered.compared.witnesses),
         environment=run.environment,
         started=run.started,
         finished=now(),
-        logits=compared.comparisons,
-        tensors=statistics(measured.tensors) if measured else (),
+        logits=gathered.compared.comparisons,
+        tensors=read_statistics(measured.tensors) if measured else (),
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
-        notes=loaded.notes,
+        notes=(*loaded.notes, *notes),
     )
-    return Outcome(report, write_report(report, run.folder), report.verdict(REQUIRED_CHECKS))
+    return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
+
+
+def _check_request(request: ExportRequest) -> None:
+    refuse_taken(request.to.absolute())
+    parent = next(folder for folder in request.to.absolute().parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
+    if request.to.absolute().is_relative_to(request.source.absolute()):
+        raise RequestError(
+            "lies inside the checkpoint", where=str(request.to), remedy="No export writes into its source: choose another --to."
+        )
+    unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
+    if unknown:
+        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
+    for option, path in (("--assets", request.assets), ("--golden", request.golden)):
+        if path is not None and not (path.is_dir() if option == "--assets" else path.is_file()):
+            raise RequestError("does not exist" if not path.exists() else "is of the wrong kind", where=f"{option} {path}")
+
+
+def _own_assets(loaded: Loaded) -> Path | None:
+    return next((root for root in loaded.roots if (root / "config.json").is_file()), None)
+
+
+def _check_space(stage: Stage, planned: Planned) -> None:
+    written = sum(path.stat().st_size for path in stage.folder.iterdir() if path.is_file())
+    needed, free = planned.nbytes - written, shutil.disk_usage(stage.folder).free
+    if needed > free:
+        raise RequestError(
+            f"the release needs {needed:,} bytes more, the disk has {free:,}",
+            where=str(stage.destination.parent),
+            remedy="Free some space.",
+        )
+
+
+def _disk_full(destination: Path, nbytes: int, error: OSError) -> RequestError:
+    return RequestError(
+        f"{error.strerror} while {nbytes:,} bytes were written",
+        where=str(destination.parent),
+        remedy="Free some space (or raise the quota); nothing was left behind.",
+    )
+
+
+def _refusal(judged: Judged, outcome: Outcome) -> ReleaseError:
+    first = next(f for result in judged.failed() for f in result.findings if f.severity == "error")
+    others = sum(f.count for result in judged.failed() for f in result.findings if f.severity == "error") - first.count
+    more = f" {others} more findings are in {outcome.paths.html}." if others else ""
+    return RequestError(f"[{first.code}] expected {first.expected}, found {first.found}.", where=first.where, remedy=first.remedy + more)
+
+
+@flow(name="export", flow_run_name="export {request.source.name}", validate_parameters=True)
+def export(request: ExportRequest) -> str:
+    """Export a sharded checkpoint into verified, published release weights.
+
+    Args:
+        request: what to export.
+
+    Returns:
+        Path of the HTML report.
+    """
+    return str(run_export(request, PrefectRunner()).paths.html)
+
+
+def run_export(request: ExportRequest, runner: Runner, progress: Progress | None = None) -> Outcome:
+    """Export a checkpoint in a new run folder.
+
+    Args:
+        request: what to export.
+        runner: how tasks are called.
+        progress: told of bytes written.
+
+    Returns:
+        The outcome of a green run.
+    """
+    return export_line(request, Run.create("export", request.runs, runner, progress))

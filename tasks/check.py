@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.model import CheckResult
+from reports.model import CheckResult, TensorStatistics
 from tasks.engine.planning.plan import plan_from_json
 from tasks.handover import Compared, Judged, Measured, Planned
 from tasks.measure import measure
@@ -89,7 +90,9 @@ def check_release(
     return Judged(_run_all(CHECKS, evidence, skips, clock))
 
 
-def _run_all(checks: tuple[Check, ...], evidence: Evidence, skips: Mapping[str, str], clock: Callable[[], float]) -> tuple[CheckResult, ...]:
+def _run_all(
+    checks: tuple[Check, ...], evidence: Evidence, skips: Mapping[str, str], clock: Callable[[], float]
+) -> tuple[CheckResult, ...]:
     return tuple(
         CheckResult(check.name, "skipped", reason=f"--skip: {skips[check.name]}") if check.name in skips else run(check, evidence, clock)
         for check in checks
@@ -119,3 +122,16 @@ def _planned_release(planned: Planned, assets: Path | None) -> Release:
     generation = assets / "generation_config.json" if assets else None
     generation_config = json.loads(generation.read_text(encoding="utf-8")) if generation and generation.is_file() else {}
     return Release(None, files, config=config, generation_config=generation_config, assets=assets)
+
+
+def read_statistics(path: Path) -> tuple[TensorStatistics, ...]:
+    """Return a TensorTable's rows for the report.
+
+    Args:
+        path: the table.
+
+    Returns:
+        One per released tensor.
+    """
+    names = [f.name for f in fields(TensorStatistics)]
+    return tuple(TensorStatistics(*row) for row in read_table(TensorTable, path)[names].itertuples(index=False, name=None))

@@ -15,7 +15,6 @@ from tasks.engine.planning.plan import ExportPlan, Input, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
-from tasks.forward import describe_architecture
 from tasks.handover import ModelRequest, Planned, SourceRef
 from tasks.sources import catalog_of
 from validators.expectation import Expectation, expectation_to_json
@@ -83,7 +82,7 @@ def read_config(assets: Path | None) -> Mapping[str, object]:
 
 
 def _describe(config: Mapping[str, object]) -> Expectation:
-    return describe_architecture(config)
+    raise RequestError(f"no family for model type {config.get('model_type')!r}", where="config.json", remedy="Use --family none.")
 
 
 def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from reports.errors import CommitError
-from tasks.engine.planning.plan import ExportPlan, FilePlan
+from tasks.engine.planning.plan import FilePlan
 from tasks.engine.writing.crc import CrcPiece
 from tasks.engine.writing.execute import FileRecord
 from tasks.engine.writing.lock import DestinationLock
@@ -48,12 +48,12 @@ class Stage:
         self._reached = reached
 
     @classmethod
-    def create(cls, destination: Path, plan: ExportPlan, *, reached: Step = lambda _: None) -> "Stage":
+    def create(cls, destination: Path, plan_digest: str, *, reached: Step = lambda _: None) -> "Stage":
         """Make the staging folder, or take up the one a killed run of the same plan left. The caller holds `lock_of(destination)`.
 
         Args:
             destination: must not exist.
-            plan: what will be written.
+            plan_digest: identifies what will be written.
             reached: see the class.
 
         Returns:
@@ -63,7 +63,7 @@ class Stage:
             CommitError: the destination exists.
         """
         refuse_taken(destination)
-        stage = cls(destination, plan.digest, reached)
+        stage = cls(destination, plan_digest, reached)
         (stage.folder / _PROGRESS).mkdir(parents=True, exist_ok=True)
         reached("staged")
         return stage
