@@ -21,7 +21,7 @@ from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
 from tasks.engine.writing.pipeline import CHUNK_NBYTES, OrderedWriter
 from tasks.engine.writing.source_bytes import Run, SourceBytes
 
-BAND_NBYTES = 8 << 20
+BAND_NBYTES = 2 << 20
 
 
 class Verify(Enum):

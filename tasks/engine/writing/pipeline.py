@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-CHUNK_NBYTES = 4 << 20
-DEPTH = 4
+CHUNK_NBYTES = 1 << 20  # stays in a core's cache from read to write: at 4 MiB the kernel spends three times as long
+DEPTH = 8
 
 
 class OrderedWriter:

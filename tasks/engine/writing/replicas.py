@@ -11,7 +11,7 @@ from tasks.engine.tensors.ops import Raw
 from tasks.engine.writing.source_bytes import SourceBytes
 from validators.expectation import ITEMSIZE
 
-BAND_NBYTES = 8 << 20
+BAND_NBYTES = 2 << 20
 
 
 def check_replicas(plan: ExportPlan, source: SourceBytes) -> int:

@@ -1,0 +1,116 @@
+"""Makes a multi-GB bf16 checkpoint with torch's own DCP: Llama-like shapes, four gloo ranks, Shard(0). No rank holds a whole tensor.
+
+    python -m tests.benchmarks.checkpoint FOLDER --gb 4
+
+writes FOLDER/dcp, FOLDER/dcp_hf (the same tensors by HuggingFaceStorageWriter, for torch's own consolidation) and FOLDER/hf/config.json.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+RANKS = 4
+HIDDEN, INTERMEDIATE, HEADS, VOCAB = 2048, 8192, 16, 64000
+LAYER = {
+    "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+    "self_attn.k_proj.weight": (HIDDEN, HIDDEN),
+    "self_attn.v_proj.weight": (HIDDEN, HIDDEN),
+    "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+    "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+    "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+    "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+    "input_layernorm.weight": (HIDDEN,),
+    "post_attention_layernorm.weight": (HIDDEN,),
+}
+OUTER = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB, HIDDEN)}
+
+
+def count_layers(nbytes: int) -> int:
+    """Layers that make a model of about `nbytes` in bf16."""
+    outer = sum(2 * torch.Size(shape).numel() for shape in OUTER.values())
+    layer = sum(2 * torch.Size(shape).numel() for shape in LAYER.values())
+    return max(1, round((nbytes - outer) / layer))
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model."""
+    return OUTER | {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in LAYER.items()}
+
+
+def write_config(folder: Path, layers: int) -> None:
+    """The config.json of the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "num_hidden_layers": layers,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _rank(rank: int, folder: str, layers: int) -> None:
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    generator = torch.Generator().manual_seed(rank)
+    pool = torch.randn(1 << 22, generator=generator).mul_(0.02).to(torch.bfloat16)
+    state = {}
+    for shape in shapes(layers).items():
+        name, full = shape
+        local = torch.empty(full[0] // RANKS, *full[1:], dtype=torch.bfloat16)
+        for chunk in local.view(-1).split(pool.numel()):
+            start = int(torch.randint(0, pool.numel(), (1,), generator=generator))
+            chunk.copy_(pool.roll(start)[: chunk.numel()])
+        if len(full) == 1:
+            local += 1
+        state[name] = DTensor.from_local(local, mesh, [Shard(0)])
+    dcp.save({"model": state}, checkpoint_id=f"{folder}/dcp")
+    files = {name: 1 for name in state}
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/dcp_hf", fqn_to_index_mapping=files, save_distributed=True))
+    dist.destroy_process_group()
+
+
+def make(folder: Path, nbytes: int) -> int:
+    """Write the checkpoint; returns its tensor bytes."""
+    layers = count_layers(nbytes)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder / "hf", layers)
+    mp.spawn(_rank, (str(folder), layers), nprocs=RANKS)
+    (folder / "rendezvous").unlink(missing_ok=True)
+    return sum(2 * torch.Size(shape).numel() for shape in shapes(layers).values())
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gb", type=float, default=4)
+    args = parser.parse_args()
+    print(f"{make(args.folder, int(args.gb * 1e9)):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
