@@ -10,8 +10,9 @@ Source: Python's pickle documentation, "Restricting Globals"; opcodes in Lib/pic
 import gc
 import io
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Self
 
 from reports.errors import FormatError, HostilePickleError
 
@@ -43,7 +44,7 @@ class Record:
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        for name, value in _fields(state):
+        for name, value in state_fields(state):
             if name not in self.__slots__:
                 raise AttributeError(f"{type(self).__name__} has no field {name!r}")
             setattr(self, name, value)
@@ -63,7 +64,7 @@ class Opaque:
 
     __slots__ = ()
 
-    def __new__(cls, *_: object) -> "Opaque":
+    def __new__(cls, *_: object) -> Self:
         return super().__new__(cls)
 
     def __setstate__(self, state: object) -> None:
@@ -115,10 +116,30 @@ def load_closed(content: bytes, allowed: Allowed, *, where: str, persistent: Cal
     except BROKEN as error:
         detail = f"{type(error).__name__}: {error}"[:200]
         raise FormatError(
-            f"pickle of {len(content)} bytes is cut short or damaged ({detail})",
+            f"pickle of {len(content)} bytes is cut short, damaged or not of this kind ({detail})",
             where=where,
             remedy="Restore the file from another copy or export another step.",
         ) from error
+
+
+def state_fields(state: object) -> Iterator[tuple[str, object]]:
+    """Yield what an object's pickled state holds.
+
+    Args:
+        state: a dict of attributes, or (dict or None, dict of slots).
+
+    Yields:
+        Name, value.
+
+    Raises:
+        TypeError: any other state.
+    """
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    for part in parts:
+        if isinstance(part, dict):
+            yield from part.items()
+        elif part is not None:
+            raise TypeError(f"state is a {type(part).__name__}")
 
 
 @contextmanager
@@ -131,14 +152,3 @@ def _paused_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _fields(state: object) -> Iterable[tuple[str, object]]:
-    # A state is a dict of attributes, or (dict or None, dict of slots).
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    for part in parts:
-        if part is None:
-            continue
-        if not isinstance(part, dict):
-            raise TypeError(f"state is a {type(part).__name__}")
-        yield from part.items()

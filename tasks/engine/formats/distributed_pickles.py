@@ -4,7 +4,8 @@ A ShardedTensor records its boxes. A DTensor records placements, the mesh's size
 them: rows are cut as `torch.chunk` cuts, along mesh axes from left to right, except that a strided axis (FSDP over TP) cuts what the axes
 right of it have left.
 
-Refused: pending sums (Partial), strided placements that do not come from FSDP over TP, parts whose shape contradicts the placements.
+Refused: pending sums (Partial), mesh axes in another order, strided placements that do not come from FSDP over TP, parts whose shape
+contradicts the placements.
 
 Source: torch 2.13, torch/distributed/_shard/sharded_tensor/api.py (`__getstate__`), torch/distributed/tensor/_api.py, placement_types.py,
 device_mesh.py; for older meshes torch 2.4, device_mesh.py.
@@ -12,16 +13,21 @@ device_mesh.py; for older meshes torch 2.4, device_mesh.py.
 
 from math import prod
 from types import MappingProxyType
-from typing import TypeGuard
+from typing import Self, TypeGuard
 
-from tasks.engine.containers.pickles import Allowed, Opaque, Record
+from tasks.engine.containers.pickles import Allowed, Opaque, Record, state_fields
 from tasks.engine.containers.torch_pickle import TENSOR_GLOBALS, StoredTensor
 from tasks.engine.formats.dcp_metadata import PropertiesRecord
 from tasks.engine.tensors.region import Region
 
 
 class Part:
-    """One rank's part of a tensor: boxes of the whole with their values. `shape` is the whole tensor's."""
+    """One rank's part of a tensor: boxes of the whole with their values.
+
+    Args:
+        shape: of the whole tensor.
+        boxes: regions, each with its values.
+    """
 
     __slots__ = ("boxes", "shape")
 
@@ -38,10 +44,7 @@ class OpenRecord(Record):
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        fields = state if isinstance(state, dict) else state[1] if isinstance(state, tuple) and len(state) == 2 else None
-        if not isinstance(fields, dict):
-            raise TypeError(f"state of {type(self).__name__} is a {type(state).__name__}")
-        super().__setstate__({name: value for name, value in fields.items() if name in self.__slots__})
+        super().__setstate__({name: value for name, value in state_fields(state) if name in self.__slots__})
 
 
 class ShardMetadataRecord(OpenRecord):
@@ -89,33 +92,39 @@ class SpecRecord(OpenRecord):
 
     __slots__ = ("mesh", "placements")
     mesh: object
-    placements: "tuple[PlacementRecord, ...]"
+    placements: tuple[object, ...]
 
 
-class PlacementRecord(OpenRecord):
-    """Stand-in for a placement."""
+class Replicated(OpenRecord):
+    """Stand-in for `Replicate`."""
+
+    __slots__ = ()
+
+
+class Sharded(OpenRecord):
+    """Stand-in for `Shard`."""
+
+    __slots__ = ("dim",)
+    dim: int
+
+
+class StridedSharded(OpenRecord):
+    """Stand-in for `_StridedShard`."""
 
     __slots__ = ("dim", "split_factor")
     dim: int
     split_factor: int
 
 
-class Replicated(PlacementRecord):
-    """Stand-in for `Replicate`."""
+class ShardOrderRecord(Opaque):
+    """Stand-in for `ShardOrderEntry`: proves that the mesh axes cut a dim from left to right."""
 
     __slots__ = ()
 
-
-class Sharded(PlacementRecord):
-    """Stand-in for `Shard`."""
-
-    __slots__ = ()
-
-
-class StridedSharded(PlacementRecord):
-    """Stand-in for `_StridedShard`."""
-
-    __slots__ = ()
+    def __new__(cls, _dim: object, axes: tuple[int, ...]) -> Self:
+        if list(axes) != sorted(axes):
+            raise TypeError(f"mesh axes cut a dim in the order {axes}")
+        return super().__new__(cls)
 
 
 class ShardedTensorType(Opaque):
@@ -153,9 +162,9 @@ class RebuildFromType(Opaque):
     __slots__ = ()
 
     def __new__(cls, func: object, kind: object, args: tuple[object, ...], state: object) -> Part | StoredTensor:  # type: ignore[misc]  # returns the part
-        if func is RebuildWrapper and kind is DTensorType and isinstance(state, dict):
-            shape = args[2]
-            return _dtensor(_dims(shape), state["_spec"], state["_local_tensor"])
+        if func is RebuildWrapper and kind is DTensorType:
+            fields = dict(state_fields(state))
+            return _dtensor(_dims(args[2]), fields["_spec"], fields["_local_tensor"])
         if func is RebuildWrapper and kind is ShardedTensorType and isinstance(state, tuple):
             return _sharded_tensor(state[0], state[1])
         raise TypeError("tensor subclass of an unknown kind")
@@ -187,7 +196,7 @@ PART_GLOBALS: Allowed = MappingProxyType(
         **{
             (f"torch.distributed.{package}", name): stand_in
             for package in ("tensor._dtensor_spec", "_tensor._dtensor_spec", "_tensor.placement_types")
-            for name, stand_in in (("DTensorSpec", SpecRecord), ("TensorMeta", Opaque), ("ShardOrderEntry", Opaque))
+            for name, stand_in in (("DTensorSpec", SpecRecord), ("TensorMeta", Opaque), ("ShardOrderEntry", ShardOrderRecord))
         },
         **{
             (f"torch.distributed.{package}.placement_types", name): stand_in
@@ -234,8 +243,7 @@ def _dtensor(shape: tuple[int, ...], spec: object, local: object) -> Part | Stor
     if not len(sizes) == len(coordinates) == len(placements):
         raise TypeError(f"DTensor with {len(placements)} placements on a mesh of {len(sizes)} axes")
     offset, extent = [0] * len(shape), list(shape)
-    for axis in _order(placements, sizes):
-        dim = placements[axis].dim
+    for axis, dim in _order(placements, sizes):
         start, extent[dim] = cut(extent[dim], sizes[axis], coordinates[axis])
         offset[dim] += start
     if tuple(extent) != local.shape:
@@ -243,21 +251,21 @@ def _dtensor(shape: tuple[int, ...], spec: object, local: object) -> Part | Stor
     return Part(shape, ((Region(tuple(offset), tuple(extent)), local),))
 
 
-def _order(placements: tuple[PlacementRecord, ...], sizes: tuple[int, ...]) -> list[int]:
-    # The mesh axes that cut, in the order in which they cut.
+def _order(placements: tuple[object, ...], sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    # (mesh axis, tensor dim it cuts), in the order in which they cut.
     plain, strided = [], []
     for axis, placement in enumerate(placements):
         if isinstance(placement, StridedSharded):
-            right = [j for j in range(axis + 1, len(sizes)) if isinstance(placements[j], Sharded) and placements[j].dim == placement.dim]
-            if placement.split_factor != prod(sizes[j] for j in right):
+            strided.append((axis, placement.dim))
+            later = zip(placements[axis + 1 :], sizes[axis + 1 :], strict=True)
+            left = prod(size for other, size in later if isinstance(other, Sharded) and other.dim == placement.dim)
+            if placement.split_factor != left:
                 raise TypeError(f"strided placement with split factor {placement.split_factor}, not of FSDP over TP")
-            strided.append(axis)
         elif isinstance(placement, Sharded):
-            plain.append(axis)
+            plain.append((axis, placement.dim))
         elif not isinstance(placement, Replicated):
             raise TypeError(f"placement {type(placement).__name__} is neither Shard nor Replicate")
-    dims = [placements[axis].dim for axis in strided]
-    if len(set(dims)) != len(dims):
+    if len({dim for _, dim in strided}) != len(strided):
         raise TypeError("two strided placements of one dim")
     return plain + strided
 
