@@ -5,6 +5,7 @@ writer was given without wrapper prefixes.
 """
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,10 +224,20 @@ LAYOUTS: tuple[Callable[[Path], Tensors], ...] = (
 
 def write_all(root: Path) -> None:
     """Write every layout under `root`, in four processes."""
-    mp.spawn(_run_rank, (str(root),), nprocs=WORLD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mp.spawn(_run_rank, (str(root),), nprocs=WORLD)
+
+
+def save_alone(state: dict, folder: Path) -> None:
+    """Write a DCP save from this process alone, without a process group."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
 
 
 def _run_rank(rank: int, root: str) -> None:
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=WORLD)
