@@ -6,9 +6,10 @@ Source: torch 2.13, torch/_utils.py (`_rebuild_tensor_v2`, `_rebuild_tensor_v3`,
 (`persistent_id`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeGuard, TypeVar
 
 from reports.errors import FormatError
 from tasks.engine.containers.pickles import Allowed, Bag, Opaque, load_closed
@@ -17,6 +18,8 @@ from tasks.engine.containers.torch_zip import REMEDY, Archive
 from validators.expectation import ITEMSIZE
 
 UNTYPED = "untyped"
+MAX_VALUES = 10_000_000  # a pickle of nested lists that hold each other can describe far more than it has bytes
+Leaf = TypeVar("Leaf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,35 +134,49 @@ def describe(archive: Archive, allowed: Allowed = TENSOR_GLOBALS) -> object:
     return load_closed(archive.read("data.pkl"), allowed, where=archive.refuse("").where, persistent=_storage)
 
 
-def collect_tensors(nest: object, where: str, separator: str = ".") -> Mapping[str, StoredTensor]:
-    """Return the tensors of nested dicts and lists, by joined path.
+def is_tensor(value: object) -> TypeGuard[StoredTensor]:
+    """Return whether a described value is a plain tensor.
+
+    Args:
+        value: part of what `describe` returned.
+
+    Returns:
+        Whether it is.
+    """
+    return isinstance(value, StoredTensor)
+
+
+def collect_tensors(nest: object, where: str, is_leaf: Callable[[object], TypeGuard[Leaf]]) -> dict[tuple[str, ...], Leaf]:
+    """Return the tensors of nested dicts and lists, by path.
 
     Args:
         nest: what `describe` returned.
         where: the file, for messages.
-        separator: put between path components.
+        is_leaf: whether a value stands for a tensor, such as `is_tensor`.
 
     Returns:
         Path → tensor, in the order of the pickle; other values are left out.
 
     Raises:
-        FormatError: two tensors have the same joined path, or the nest holds itself.
+        FormatError: two tensors have the same path, or the nest holds itself.
     """
-    found: dict[str, StoredTensor] = {}
-    pending: list[tuple[str, object, frozenset[int]]] = [("", nest, frozenset())]
-    while pending:
+    found: dict[tuple[str, ...], Leaf] = {}
+    pending: list[tuple[tuple[str, ...], object, frozenset[int]]] = [((), nest, frozenset())]
+    for _ in range(MAX_VALUES):
+        if not pending:
+            return found
         path, value, parents = pending.pop()
-        if isinstance(value, StoredTensor):
+        if is_leaf(value):
             if path in found:
-                raise FormatError(f"two tensors are named {path}", where=where, remedy=REMEDY)
+                raise FormatError(f"two tensors are named {'.'.join(path)}", where=where, remedy=REMEDY)
             found[path] = value
-            continue
-        children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-        if id(value) in parents:
-            raise FormatError(f"{path or 'the object'} holds itself", where=where, remedy=REMEDY)
-        inside = parents | {id(value)}
-        pending += reversed([(f"{path}{separator}{key}" if path else str(key), child, inside) for key, child in children])
-    return found
+        elif isinstance(value, (dict, list, tuple)):
+            if id(value) in parents:
+                raise FormatError(f"{'.'.join(path) or 'the object'} holds itself", where=where, remedy=REMEDY)
+            children = value.items() if isinstance(value, dict) else enumerate(value)
+            inside = parents | {id(value)}
+            pending += reversed([((*path, str(key)), child, inside) for key, child in children])
+    raise FormatError(f"holds more than {MAX_VALUES} values", where=where, remedy=REMEDY)
 
 
 def locate_tensor(archive: Archive, tensor: StoredTensor, code: str) -> "Place":

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from reports.errors import FormatError, HostilePickleError, name_some
 from tasks.engine.formats.dcp import DcpReader
+from tasks.engine.formats.dcp_hf import DcpSafetensorsReader
 from tasks.engine.formats.folders import list_names, list_steps, step_of
+from tasks.engine.formats.fsdp1_ranks import RankFilesReader
+from tasks.engine.formats.hf import HuggingFaceReader
 from tasks.engine.formats.reader import CheckpointReader, Source
 
 # Tried in this order; the first that recognises a folder reads it.
-READERS: tuple[type[CheckpointReader], ...] = (DcpReader,)
+READERS: tuple[type[CheckpointReader], ...] = (DcpReader, HuggingFaceReader, DcpSafetensorsReader, RankFilesReader)
 
 
 def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None = None) -> CheckpointReader:

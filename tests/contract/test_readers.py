@@ -1,0 +1,114 @@
+"""What every row of READERS must do, on checkpoints written by the formats' own writers. A new row is tested by being a row."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reports.errors import FormatError
+from tasks.engine.formats.reader import CheckpointReader, Source
+from tasks.engine.formats.readers import READERS, open_checkpoint
+from tests.builders import hf as hf_builder
+from tests.contract.assembled import assemble, read_values, same_bytes
+
+# reader → layouts of tests.builders.dcp it reads
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "dcp": ("fsdp2", "hsdp", "tp_fsdp", "torchtitan", "accelerate", "fsdp1"),
+    "dcp_hf": ("dcp_hf",),
+    "fsdp1_ranks": ("fsdp1_sharded_tensors", "fsdp1_dtensors", "hsdp_dtensors", "tp_fsdp_dtensors"),
+}
+# reader → writers of folders that need no process group
+BUILT: dict[str, tuple[tuple[str, Callable[[Path], object]], ...]] = {
+    "hf": (
+        ("shards", hf_builder.write_shards),
+        ("bin_shards", lambda folder: hf_builder.write_shards(folder, suffix=".bin")),
+        ("single", lambda folder: hf_builder.write_file(folder / "model.safetensors", hf_builder.WEIGHTS)),
+        ("single_bin", lambda folder: hf_builder.write_file(folder / "pytorch_model.bin", hf_builder.WEIGHTS)),
+    )
+}
+FILES = [
+    (reader, layout)
+    for reader in READERS
+    for layout in LAYOUTS.get(reader.name, ()) + tuple(name for name, _ in BUILT.get(reader.name, ()))
+]
+
+
+def _checkpoint(reader: type[CheckpointReader], layout: str, written: Path, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    build = dict(BUILT.get(reader.name, ())).get(layout)
+    if build is None:
+        return written / layout / "ckpt", load_file(written / layout / "truth.safetensors")
+    (tmp_path / layout).mkdir()
+    build(tmp_path / layout)
+    return tmp_path / layout, dict(hf_builder.WEIGHTS)
+
+
+def test_every_reader_has_a_checkpoint_by_its_formats_own_writer():
+    assert [reader.name for reader in READERS if reader.name not in LAYOUTS and reader.name not in BUILT] == []
+
+
+@pytest.mark.parametrize(("kind", "layout"), FILES, ids=[f"{reader.name}-{layout}" for reader, layout in FILES])
+class TestWrittenByItsFramework:
+    def test_its_reader_is_chosen_and_every_byte_is_the_live_tensors(self, kind, layout, written, tmp_path):
+        folder, truth = _checkpoint(kind, layout, written, tmp_path)
+        reader = open_checkpoint(folder)
+        assert isinstance(reader, kind)
+        assert set(reader.catalog().tensors) == set(truth)
+        for fqn, tensor in truth.items():
+            assert same_bytes(assemble(reader, fqn, tuple(tensor.shape)), tensor), fqn
+
+    def test_recorded_shapes_are_the_live_tensors(self, kind, layout, written, tmp_path):
+        folder, truth = _checkpoint(kind, layout, written, tmp_path)
+        shapes = {fqn: tensor.shape for fqn, tensor in open_checkpoint(folder).catalog().tensors.items()}
+        assert shapes == {fqn: None if kind.name == "dcp_hf" else tuple(tensor.shape) for fqn, tensor in truth.items()}
+
+    def test_replicas_hold_the_values_of_the_region_they_repeat(self, kind, layout, written, tmp_path):
+        folder, truth = _checkpoint(kind, layout, written, tmp_path)
+        reader = open_checkpoint(folder)
+        for replica in reader.catalog().replicas:
+            region = replica.region
+            part = truth[replica.fqn][tuple(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True))]
+            assert same_bytes(read_values(reader, replica), part), replica
+            assert replica.index == -1
+
+    def test_the_catalog_is_the_same_for_every_reader_of_the_folder(self, kind, layout, written, tmp_path):
+        folder, _ = _checkpoint(kind, layout, written, tmp_path)
+        one, other = open_checkpoint(folder).catalog(), open_checkpoint(folder).catalog()
+        assert (one.digest, list(one.tensors), one.state) == (other.digest, list(other.tensors), other.state)
+        assert one.format == kind.name
+        assert Path(one.root).is_absolute()
+
+    def test_a_fresh_reader_finds_payloads_without_a_catalog_of_its_own(self, kind, layout, written, tmp_path):
+        folder, _ = _checkpoint(kind, layout, written, tmp_path)
+        first = open_checkpoint(folder)
+        catalog = first.catalog()
+        fqn = next(iter(catalog.tensors))
+        fragment = catalog.fragments(fqn)[0]
+        assert kind(Source(Path(catalog.root))).payload(fragment) == first.payload(fragment)
+
+    def test_the_digest_changes_with_a_files_time(self, kind, layout, written, tmp_path):
+        folder, _ = _checkpoint(kind, layout, written, tmp_path)
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        before = open_checkpoint(copy).catalog()
+        path = copy / before.table.files[0] if layout != "torchtitan" else copy / "step-7" / before.table.files[0]
+        path.touch()
+        assert open_checkpoint(copy).catalog().digest != before.digest
+
+
+@pytest.mark.parametrize("kind", READERS, ids=[reader.name for reader in READERS])
+def test_a_folder_of_something_else_is_answered_with_a_reason(kind, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    probe = kind.probe(tmp_path)
+    assert not probe.matches
+    assert probe.because
+
+
+def test_a_folder_no_format_recognises_is_refused_with_each_formats_reason(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(FormatError) as refused:
+        open_checkpoint(tmp_path)
+    assert all(f"{kind.name}: " in str(refused.value) for kind in READERS)
+    assert "notes.txt" in str(refused.value)
