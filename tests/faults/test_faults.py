@@ -1,0 +1,31 @@
+"""Every planted fault is caught by its named code, by no crash, and turns the verdict when its code is an error."""
+
+import pytest
+
+from reports.codes import CODES
+from tests.faults.faults_in_files import FAULTS as IN_FILES
+from tests.faults.planting import Fault, judge
+
+FAULTS: tuple[Fault, ...] = (*IN_FILES,)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_caught_by_its_code(fault, sound, tmp_path):
+    results = judge(fault, sound[fault.base], tmp_path)
+    assert [f"{result.check}: {result.reason}" for result in results if result.status == "errored"] == []
+    found = {finding.code: result for result in results for finding in result.findings}
+    assert fault.code in found
+    check = found[fault.code]
+    assert check.check == fault.code.split(".")[0]
+    if CODES[fault.code].severity == "error":
+        assert check.status == "failed"
+
+
+def test_fault_names_are_unique():
+    names = [fault.name for fault in FAULTS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_each_code_has_a_planted_fault(code):
+    assert code in {fault.code for fault in FAULTS}
