@@ -23,7 +23,7 @@ from validators.shapes import main_dtype
 Config = Mapping[str, object]
 Judgement = Finding | None  # None: judged and right
 
-# Spellings of a field, the first one that is there counts. GPT-2's come second.
+# Spellings of a field; the first one that is there counts, and all that are there must agree. GPT-2's come second.
 SPELLINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers": ("num_hidden_layers", "n_layer"),
@@ -35,7 +35,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "moe_intermediate": ("moe_intermediate_size",),
         "vocabulary": ("vocab_size",),
         "experts": ("num_local_experts", "num_experts"),
-        "eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+        "eps": ("rms_norm_eps", "layer_norm_epsilon"),
         "positions": ("max_position_embeddings", "n_positions"),
     }
 )
@@ -119,6 +119,7 @@ def examine(evidence: Evidence) -> Outcome:
     config, release = evidence.release.config, evidence.release
     judgements = [
         *_judge_identity(config),
+        *_judge_spellings(config),
         *_judge_dims(config, release),
         *_judge_rope(config),
         *_judge_numbers(config),
@@ -173,6 +174,14 @@ def _judge(right: bool, code: str, field: str, *, expected: str, found: str) -> 
 def _judge_identity(config: Config) -> Iterator[Judgement]:
     yield _judge(bool(config.get("model_type")), "config.model-type", "model_type", expected="a name", found="absent")
     yield _judge(bool(config.get("architectures")), "config.architectures", "architectures", expected="a class name", found="absent")
+
+
+def _judge_spellings(config: Config) -> Iterator[Judgement]:
+    for spellings in SPELLINGS.values():
+        said = {spelling: config[spelling] for spelling in spellings if config.get(spelling) is not None}
+        if len(said) > 1:
+            alike = len({str(value) for value in said.values()}) == 1
+            yield _judge(alike, "config.spellings", spellings[0], expected="one value", found=f"{said}")
 
 
 def _judge_dims(config: Config, release: Release) -> Iterator[Judgement]:

@@ -19,9 +19,9 @@ from validators.release import open_release
 class Fault:
     """One way a release is wrong, and the code that must say so.
 
-    `base` is a key of tests.builders.releases.MODELS. `plant` damages the release folder. `prepare` shapes the source first (what follows is
-    honest of it). `amend` changes the gathered evidence, for faults that lie in a plan or a comparison. `dtype` is the dtype requested;
-    `logits` the row of limits to compare logits at, "" for none.
+    `base` is a key of tests.builders.releases.MODELS. `plant` damages the release folder. `prepare` shapes the source first, and what
+    follows is honest of it. `amend` changes the gathered evidence, for faults that lie in a plan or a comparison. `dtype` is the dtype
+    requested; `logits` the row of limits to compare logits at, "" for none.
     """
 
     name: str

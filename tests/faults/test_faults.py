@@ -4,9 +4,11 @@ import pytest
 
 from reports.codes import CODES
 from tests.faults.faults_in_files import FAULTS as IN_FILES
+from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
+from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
 from tests.faults.planting import Fault, judge
 
-FAULTS: tuple[Fault, ...] = (*IN_FILES,)
+FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_WEIGHTS, *IN_STRUCTURE)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
