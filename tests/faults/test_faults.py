@@ -11,7 +11,7 @@ from tests.faults.planting import Fault, judge
 FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_WEIGHTS, *IN_STRUCTURE)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])
 def test_fault_is_caught_by_its_code(fault, sound, tmp_path):
     results = judge(fault, sound[fault.base], tmp_path)
     assert [f"{result.check}: {result.reason}" for result in results if result.status == "errored"] == []
