@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from reports.model import CheckResult, Finding, Measure
 from validators.expectation import Evidence
 
 Need = Literal["headers", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
+
+T = TypeVar("T")
 
 MAX_FINDINGS_PER_CODE = 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
@@ -87,10 +89,9 @@ def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckRe
         if not NEEDS[need].is_met(evidence):
             return CheckResult(check.name, "skipped", reason=evidence.reasons.get(need, NEEDS[need].otherwise))
     started = clock()
-    try:
-        outcome = check.examine(evidence)
-    except Exception as error:  # the only one of the product: a crash is a result
-        return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(error))
+    outcome = attempt(lambda: check.examine(evidence))
+    if isinstance(outcome, Exception):
+        return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(outcome))
     failed = any(finding.severity == "error" for finding in outcome.findings)
     return CheckResult(
         check.name,
@@ -101,6 +102,21 @@ def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckRe
         outcome.limits,
         clock() - started,
     )
+
+
+def attempt(call: Callable[[], T]) -> T | Exception:
+    """Call something that is judged by whether it raises: a check, or a library's loader given files we do not trust.
+
+    Args:
+        call: takes nothing.
+
+    Returns:
+        What it returned, or the exception it raised.
+    """
+    try:
+        return call()
+    except Exception as error:  # the only one of the product: here a crash is a result
+        return error
 
 
 def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

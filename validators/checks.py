@@ -1,12 +1,19 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators import files, inventory, shapes
+from validators import config, experts, files, finite, inventory, logits, shapes, tied, tokenizer, values
 from validators.check import Check
 
 CHECKS: tuple[Check, ...] = (
     files.CHECK,
     inventory.CHECK,
     shapes.CHECK,
+    config.CHECK,
+    tokenizer.CHECK,
+    tied.CHECK,
+    experts.CHECK,
+    finite.CHECK,
+    values.CHECK,
+    logits.CHECK,
 )
-# What headers, config and tokenizer already show: run on a release that is only planned, before the first byte is written.
-CHECKS_BEFORE_WRITING: tuple[Check, ...] = (inventory.CHECK, shapes.CHECK)
+# What headers, config, plan and tokenizer already show: run on a release that is only planned, before the first byte is written.
+CHECKS_BEFORE_WRITING: tuple[Check, ...] = (inventory.CHECK, shapes.CHECK, config.CHECK, tokenizer.CHECK, tied.CHECK, experts.CHECK)

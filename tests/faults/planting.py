@@ -1,0 +1,69 @@
+"""What a planted fault is, and how its evidence is gathered: a copy of a sound release, damaged, measured against the sound one."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.model import CheckResult
+from tests.builders.measuring import can_be_read, compare_logits, measure_tensors, measure_values, plan_of
+from tests.builders.releases import SoundRelease
+from validators.check import run
+from validators.checks import CHECKS
+from validators.expectation import Evidence
+from validators.release import open_release
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way a release is wrong, and the code that must say so.
+
+    `base` is a key of tests.builders.releases.MODELS. `plant` damages the release folder. `prepare` shapes the source first, and what
+    follows is honest of it. `amend` changes the gathered evidence, for faults that lie in a plan or a comparison. `dtype` is the dtype
+    requested; `logits` the row of limits to compare logits at, "" for none.
+    """
+
+    name: str
+    base: str
+    code: str
+    plant: Callable[[Path], None]
+    prepare: Callable[[Path], None] | None = None
+    amend: Callable[[Evidence], Evidence] | None = None
+    dtype: str = ""
+    logits: str = ""
+
+
+def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", logits: str = "") -> Evidence:
+    """Return all evidence of a release in `folder` that was exported from `source`. Files no library reads are not measured."""
+    readable = can_be_read(folder)
+    release = open_release(folder)
+    files = [folder / file.name for file in release.files] if release.manifest else []
+    return Evidence(
+        release,
+        sound.expected,
+        plan=plan_of(source, dtype, sound.expected.keep_fp32),
+        tensors=measure_tensors(folder) if readable and release.files else None,
+        values=measure_values(folder, source) if readable and release.files else None,
+        logits=(compare_logits(folder, source, logits),) if logits else (),
+        dtype=dtype,
+        digests={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+    )
+
+
+def judge(fault: Fault, sound: SoundRelease, scratch: Path) -> list[CheckResult]:
+    """Plant a fault in a copy of a sound release and return what every check says."""
+    source, folder = sound.folder, scratch / "release"
+    if fault.prepare:
+        source = scratch / "source"
+        shutil.copytree(sound.folder, source)
+        fault.prepare(source)
+    shutil.copytree(source, folder)
+    fault.plant(folder)
+    evidence = gather(folder, source, sound, dtype=fault.dtype, logits=fault.logits)
+    return judge_all(fault.amend(evidence) if fault.amend else evidence)
+
+
+def judge_all(evidence: Evidence) -> list[CheckResult]:
+    """Return what every check says; the clock stands still."""
+    return [run(check, evidence, lambda: 0.0) for check in CHECKS]

@@ -1,0 +1,33 @@
+"""Every planted fault is caught by its named code, by no crash, and turns the verdict when its code is an error."""
+
+import pytest
+
+from reports.codes import CODES
+from tests.faults.faults_in_files import FAULTS as IN_FILES
+from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
+from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
+from tests.faults.planting import Fault, judge
+
+FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_WEIGHTS, *IN_STRUCTURE)
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])
+def test_fault_is_caught_by_its_code(fault, sound, tmp_path):
+    results = judge(fault, sound[fault.base], tmp_path)
+    assert [f"{result.check}: {result.reason}" for result in results if result.status == "errored"] == []
+    found = {finding.code: result for result in results for finding in result.findings}
+    assert fault.code in found
+    check = found[fault.code]
+    assert check.check == fault.code.split(".")[0]
+    if CODES[fault.code].severity == "error":
+        assert check.status == "failed"
+
+
+def test_fault_names_are_unique():
+    names = [fault.name for fault in FAULTS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_each_code_has_a_planted_fault(code):
+    assert code in {fault.code for fault in FAULTS}

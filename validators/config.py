@@ -1,0 +1,251 @@
+"""config.json describes the tensors that lie beside it, and is fit to be loaded.
+
+Dims are read off the headers independently of any family: DIMS says, for the model types whose names mean what Llama's or GPT-2's mean,
+which tensor shows which field. Other model types are judged by shapes alone (the `shapes` check). Fields of a `text_config` count where the
+top level has none.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from reports.codes import finding
+from reports.model import Finding
+from validators.check import Check, Outcome
+from validators.expectation import Evidence
+from validators.measured import role_of
+from validators.policy import LARGEST_EPS, dtype_code
+from validators.release import Release
+from validators.shapes import main_dtype
+
+Config = Mapping[str, object]
+Judgement = Finding | None  # None: judged and right
+
+# Spellings of a field; the first one that is there counts, and all that are there must agree. GPT-2's come second.
+SPELLINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "layers": ("num_hidden_layers", "n_layer"),
+        "hidden": ("hidden_size", "n_embd"),
+        "heads": ("num_attention_heads", "n_head"),
+        "kv_heads": ("num_key_value_heads",),
+        "head_dim": ("head_dim",),
+        "intermediate": ("intermediate_size", "n_inner"),
+        "moe_intermediate": ("moe_intermediate_size",),
+        "vocabulary": ("vocab_size",),
+        "experts": ("num_local_experts", "num_experts"),
+        "eps": ("rms_norm_eps", "layer_norm_epsilon"),
+        "positions": ("max_position_embeddings", "n_positions"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dims:
+    """The whole numbers of a config; 0 where a field is absent."""
+
+    layers: int
+    hidden: int
+    vocabulary: int
+    query: int  # heads x head_dim
+    key: int  # key-value heads x head_dim
+    intermediate: int
+    moe_intermediate: int
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DimRow:
+    """Tensors whose role ends in `suffix` show a field: dim `dim` must be `length(dims)`."""
+
+    suffix: str
+    dim: int
+    code: str
+    length: Callable[[_Dims], int]
+
+
+_LLAMA = (
+    _DimRow("embed_tokens.weight", 0, "config.vocabulary", lambda dims: dims.vocabulary),
+    _DimRow("embed_tokens.weight", 1, "config.hidden", lambda dims: dims.hidden),
+    _DimRow("self_attn.q_proj.weight", 0, "config.heads", lambda dims: dims.query),
+    _DimRow("self_attn.o_proj.weight", 1, "config.heads", lambda dims: dims.query),
+    _DimRow("self_attn.k_proj.weight", 0, "config.kv-heads", lambda dims: dims.key),
+    _DimRow("self_attn.v_proj.weight", 0, "config.kv-heads", lambda dims: dims.key),
+    _DimRow("*.mlp.gate_proj.weight", 0, "config.intermediate", lambda dims: dims.intermediate),
+    _DimRow("*.mlp.up_proj.weight", 0, "config.intermediate", lambda dims: dims.intermediate),
+    _DimRow("*.mlp.down_proj.weight", 1, "config.intermediate", lambda dims: dims.intermediate),
+)
+_QWEN_MOE = (
+    _DimRow("experts.*.gate_proj.weight", 0, "config.intermediate", lambda dims: dims.moe_intermediate),
+    _DimRow("experts.*.down_proj.weight", 1, "config.intermediate", lambda dims: dims.moe_intermediate),
+    _DimRow("*.mlp.gate.weight", 0, "config.experts", lambda dims: dims.experts),
+)
+_MIXTRAL = (
+    _DimRow("experts.*.w1.weight", 0, "config.intermediate", lambda dims: dims.intermediate),
+    _DimRow("experts.*.w2.weight", 1, "config.intermediate", lambda dims: dims.intermediate),
+    _DimRow("block_sparse_moe.gate.weight", 0, "config.experts", lambda dims: dims.experts),
+)
+_GPT2 = (
+    _DimRow("wte.weight", 0, "config.vocabulary", lambda dims: dims.vocabulary),
+    _DimRow("wte.weight", 1, "config.hidden", lambda dims: dims.hidden),
+    _DimRow("attn.c_attn.weight", 1, "config.heads", lambda dims: 3 * dims.query),
+    _DimRow("mlp.c_fc.weight", 1, "config.intermediate", lambda dims: dims.intermediate or 4 * dims.hidden),
+)
+DIMS: Mapping[str, Sequence[_DimRow]] = MappingProxyType(
+    {
+        "llama": _LLAMA,
+        "mistral": _LLAMA,
+        "qwen2": _LLAMA,
+        "qwen3": _LLAMA,
+        "qwen3_moe": (*_LLAMA, *_QWEN_MOE),
+        "mixtral": (*_LLAMA, *_MIXTRAL),
+        "gpt2": _GPT2,
+    }
+)
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def examine(evidence: Evidence) -> Outcome:
+    """Hold config.json against the headers, and its fields against each other.
+
+    Args:
+        evidence: headers and config.
+
+    Returns:
+        Findings, and the number of judgements made.
+    """
+    config, release = evidence.release.config, evidence.release
+    judgements = [
+        *_judge_identity(config),
+        *_judge_spellings(config),
+        *_judge_dims(config, release),
+        *_judge_rope(config),
+        *_judge_numbers(config),
+        *_judge_dtype(config, release),
+    ]
+    findings = tuple(judgement for judgement in judgements if judgement is not None)
+    return Outcome(findings, len(judgements), {"model_type": str(config.get("model_type", ""))})
+
+
+def read_field(config: Config, *spellings: str) -> object:
+    """Return a field of a config, from the top level or else from `text_config`.
+
+    Args:
+        config: parsed config.json.
+        *spellings: names of the field; the first that is set counts.
+
+    Returns:
+        The value; None where the field is absent or null.
+    """
+    text = config.get("text_config")
+    for level in (config, text if isinstance(text, Mapping) else {}):
+        for spelling in spellings:
+            if level.get(spelling) is not None:
+                return level[spelling]
+    return None
+
+
+def _whole(config: Config, field: str) -> int:
+    value = read_field(config, *SPELLINGS[field])
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _dims(config: Config) -> _Dims:
+    heads, hidden = _whole(config, "heads"), _whole(config, "hidden")
+    head_dim = _whole(config, "head_dim") or (hidden // heads if heads else 0)
+    return _Dims(
+        layers=_whole(config, "layers"),
+        hidden=hidden,
+        vocabulary=_whole(config, "vocabulary"),
+        query=heads * head_dim,
+        key=(_whole(config, "kv_heads") or heads) * head_dim,
+        intermediate=_whole(config, "intermediate"),
+        moe_intermediate=_whole(config, "moe_intermediate"),
+        experts=_whole(config, "experts"),
+    )
+
+
+def _judge(right: bool, code: str, field: str, *, expected: str, found: str) -> Judgement:
+    return None if right else finding(code, f"config.json: {field}" if field else "config.json", expected=expected, found=found)
+
+
+def _judge_identity(config: Config) -> Iterator[Judgement]:
+    yield _judge(bool(config.get("model_type")), "config.model-type", "model_type", expected="a name", found="absent")
+    yield _judge(bool(config.get("architectures")), "config.architectures", "architectures", expected="a class name", found="absent")
+
+
+def _judge_spellings(config: Config) -> Iterator[Judgement]:
+    for spellings in SPELLINGS.values():
+        said = {spelling: config[spelling] for spelling in spellings if config.get(spelling) is not None}
+        if len(said) > 1:
+            alike = len({str(value) for value in said.values()}) == 1
+            yield _judge(alike, "config.spellings", spellings[0], expected="one value", found=f"{said}")
+
+
+def _judge_dims(config: Config, release: Release) -> Iterator[Judgement]:
+    rows = DIMS.get(str(config.get("model_type")), ())
+    dims = _dims(config)
+    for tensor in release.stored():
+        role = role_of(tensor.name)
+        for row in rows:
+            if not role.endswith(row.suffix) or len(tensor.shape) <= row.dim:
+                continue
+            want, length = row.length(dims), tensor.shape[row.dim]
+            yield _judge(want == length, row.code, "", expected=f"{want}", found=f"{length} in dim {row.dim} of {role}")
+    if rows:
+        yield from _judge_count("config.layers", _LAYER, dims.layers, release)
+        yield from _judge_count("config.experts", _EXPERT, dims.experts, release)
+
+
+def _judge_count(code: str, pattern: re.Pattern[str], want: int, release: Release) -> Iterator[Judgement]:
+    ids = {int(match[1]) for tensor in release.stored() if (match := pattern.search(tensor.name))}
+    count = max(ids, default=-1) + 1
+    if count:
+        yield _judge(want == count, code, "", expected=f"{want}", found=f"ids 0 to {count - 1} stored")
+
+
+def _judge_rope(config: Config) -> Iterator[Judgement]:
+    parameters, scaling = read_field(config, "rope_parameters"), read_field(config, "rope_scaling")
+    new = parameters if isinstance(parameters, Mapping) else {}
+    old = scaling if isinstance(scaling, Mapping) else {}
+    pairs = [
+        ("rope_theta", read_field(config, "rope_theta"), new.get("rope_theta"), 10000.0),
+        ("rope_type", old.get("rope_type", old.get("type")), new.get("rope_type"), "default"),
+        ("factor", old.get("factor"), new.get("factor"), None),
+    ]
+    for key, ours, theirs, default in pairs:
+        if ours is not None and theirs is not None:
+            yield _judge(ours == theirs, "config.rope-spellings", key, expected=f"{theirs}", found=f"{ours}")
+        elif theirs is not None and default is not None:
+            yield _judge(theirs == default, "config.rope-one-spelling", key, expected=f"{theirs} in both", found="rope_parameters only")
+    theta = new.get("rope_theta", read_field(config, "rope_theta"))
+    if theta is not None:
+        yield _judge(_is_between(theta, 0, sys.float_info.max), "config.rope-theta", "rope_theta", expected="above 0", found=f"{theta}")
+
+
+def _judge_numbers(config: Config) -> Iterator[Judgement]:
+    rows = (("eps", "config.eps", 0.0, LARGEST_EPS), ("positions", "config.max-position", 0.0, sys.float_info.max))
+    for field, code, above, most in rows:
+        value = read_field(config, *SPELLINGS[field])
+        if value is not None:
+            expected = f"above {above:g}, at most {most:g}"
+            yield _judge(_is_between(value, above, most), code, SPELLINGS[field][0], expected=expected, found=f"{value}")
+
+
+def _judge_dtype(config: Config, release: Release) -> Iterator[Judgement]:
+    new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(release.stored())
+    for key, value in (("dtype", new), ("torch_dtype", old)):
+        if value is not None and written:
+            yield _judge(dtype_code(str(value)) == written, "config.dtype", key, expected=written, found=f"{value}")
+    if new is not None and old is not None:
+        right = dtype_code(str(new)) == dtype_code(str(old))
+        yield _judge(right, "config.dtype-spellings", "dtype", expected=f"{old} (torch_dtype)", found=f"{new}")
+
+
+def _is_between(value: object, above: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and above < value <= most
+
+
+CHECK = Check("config", ("config",), examine)

@@ -1,0 +1,69 @@
+"""Every value is finite, and no tensor is empty of information: all zero, or one value throughout.
+
+A statistic is judged layer against layer: a constant tensor is an error when others of its role (the same name in other layers) are not
+constant. Norms of all ones and biases of all zeros are normal where every layer has them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from reports.codes import finding
+from reports.model import Finding
+from validators.check import Check, Outcome
+from validators.expectation import Evidence
+from validators.measured import Measured, by_role, measured_rows
+
+
+def examine(evidence: Evidence) -> Outcome:
+    """Judge the statistics of every tensor.
+
+    Args:
+        evidence: a TensorTable; the expectation where there is one.
+
+    Returns:
+        Findings, and the number of tensors judged.
+    """
+    rows = measured_rows(evidence.tensors)
+    kept = evidence.expected.keep_fp32 if evidence.expected else frozenset()
+    findings = [
+        *(found for row in rows for found in _judge_finite(row)),
+        *(found for group in by_role(rows).values() for found in _judge_role(group, kept)),
+    ]
+    measured = {
+        "nonfinite": sum(row.nonfinite for row in rows),
+        "absmax": max((row.absmax for row in rows), default=float("nan")),
+        "all_zero": sum(row.is_zero for row in rows),
+        "constant": sum(row.constant for row in rows),
+    }
+    return Outcome(tuple(findings), len(rows), measured, {"nonfinite": 0})
+
+
+def _judge_finite(row: Measured) -> Iterator[Finding]:
+    if row.nonfinite:
+        yield finding("finite.nonfinite", row.name, expected="0", found=f"{row.nonfinite} of {row.numel} are NaN or infinite")
+
+
+def _judge_role(group: Sequence[Measured], kept: frozenset[str]) -> Iterator[Finding]:
+    zero = [row for row in group if row.is_zero]
+    for row in zero:
+        others = f"{len(group) - len(zero)} of {len(group)} of this role are not zero"
+        if not row.name.endswith("bias"):
+            yield finding("finite.all-zero", row.name, expected="values", found=f"{row.numel} zeros; {others}")
+        elif len(zero) < len(group) or row.name in kept:
+            yield finding("finite.zero-bias", row.name, expected="values", found=f"{row.numel} zeros; {others}")
+    constant = [row for row in group if row.constant and not row.is_zero]
+    varied = len(group) - len(constant) - len(zero)
+    for row in constant:
+        value = f"{row.numel} times {row.mean:.6g}"
+        if varied:
+            found = f"{value}; {varied} of {len(group)} of this role vary"
+            yield finding("finite.constant-outlier", row.name, expected="values that vary", found=found)
+        elif not _is_fresh_norm(row):
+            yield finding("finite.constant", row.name, expected="values that vary", found=value)
+
+
+def _is_fresh_norm(row: Measured) -> bool:
+    is_norm = "norm" in row.name.lower() or ".ln_" in row.name
+    return is_norm and row.absmax == 1.0 and row.mean == 1.0
+
+
+CHECK = Check("finite", ("bytes",), examine)

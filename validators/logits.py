@@ -1,0 +1,65 @@
+"""The logits of two forward passes agree within the limits of their dtypes. Judges what was compared elsewhere; runs no model.
+
+Each comparison carries its own limits (validators.policy). A metric that is NaN or infinite fails, limited or not. Top-1 gates only from
+TOP1_POSITIONS positions whose margin exceeds the noise.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from reports.codes import finding
+from reports.model import Finding, LogitsComparison
+from validators.check import Check, Outcome
+from validators.expectation import Evidence
+from validators.policy import LOWER, TOP1_POSITIONS, UPPER
+
+CODE_OF: Mapping[str, str] = MappingProxyType(
+    {"mean_kl": "logits.mean-kl", "p95_kl": "logits.p95-kl", "cosine": "logits.cosine", "top1": "logits.top1"}
+)
+
+
+def examine(evidence: Evidence) -> Outcome:
+    """Hold every comparison's metrics against its limits.
+
+    Args:
+        evidence: logits comparisons.
+
+    Returns:
+        Findings, and the number of positions compared.
+    """
+    findings = [found for comparison in evidence.logits for found in _judge(comparison)]
+    measured = {f"{c.name}.{key}": value for c in evidence.logits for key, value in c.metrics.items()}
+    limits = {f"{c.name}.{key}": value for c in evidence.logits for key, value in c.limits.items()}
+    return Outcome(tuple(findings), sum(c.positions for c in evidence.logits), measured, limits)
+
+
+def _judge(comparison: LogitsComparison) -> Iterator[Finding]:
+    what = f"{comparison.name}: {comparison.candidate} against {comparison.reference}"
+    if comparison.positions == 0:
+        yield finding("logits.no-positions", what, expected="at least one position", found="none")
+    for metric, value in comparison.metrics.items():
+        if not math.isfinite(value):
+            yield finding("logits.nonfinite", what, expected=f"a number for {metric}", found=str(value))
+    if not comparison.limits:
+        raise ValueError(f"{what}: no limits; take a row of validators.policy.LIMITS")
+    for metric, limit in comparison.limits.items():
+        value = comparison.metrics[metric]
+        if metric == "top1" and comparison.metrics.get("top1_positions", 0) < TOP1_POSITIONS:
+            continue  # too few positions to say anything; the metric is in the report all the same
+        if _exceeds(metric, value, limit):
+            sign = "at most" if metric in UPPER else "at least"
+            layer = f"; first diverging layer: {comparison.first_diverging_layer}" if comparison.first_diverging_layer else ""
+            expected = f"{sign} {limit:.3g} (row {comparison.limits_row})"
+            yield finding(CODE_OF[metric], what, expected=expected, found=f"{value:.6g}{layer}")
+
+
+def _exceeds(metric: str, value: float, limit: float) -> bool:
+    if metric in UPPER:
+        return value > limit
+    if metric in LOWER:
+        return value < limit
+    raise KeyError(f"no rule for a limit on {metric}; limits exist for {sorted(UPPER | LOWER)}")
+
+
+CHECK = Check("logits", ("logits",), examine)

@@ -1,0 +1,209 @@
+"""The tokenizer fits the embedding, and tokenizer, config and generation config agree on special ids.
+
+Files are parsed as plain JSON first: tokenizer.json (every id), tokenizer_config.json (special tokens, limits, chat template),
+chat_template.jinja. transformers is imported only for a tokenizer without tokenizer.json, and to render the chat template of a written
+release; it is never allowed to run the folder's code.
+
+A special id of null, and a padding id below 0, is unset. A model_max_length absent or above UNSET_LENGTH is unset.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.codes import finding
+from reports.errors import FormatError, name_some
+from reports.model import Finding, Measure
+from validators.check import Check, Outcome, attempt
+from validators.config import read_field
+from validators.expectation import Evidence
+from validators.policy import UNSET_LENGTH
+
+Json = Mapping[str, object]
+Judgement = Finding | None  # None: judged and right
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+MISMATCH = {"bos": "tokenizer.bos-mismatch", "eos": "tokenizer.eos-mismatch", "pad": "tokenizer.pad-mismatch"}
+CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|user|>", "<|assistant|>", "[INST]")
+_GREETING = ({"role": "user", "content": "hello"},)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenizer:
+    """What a tokenizer's files say. `ids` maps token to id; `template` is its chat template, "" for none."""
+
+    folder: Path
+    ids: Mapping[str, int]
+    settings: Json
+    template: str
+
+    def special_id(self, key: str) -> int | None:
+        token = self.special(key)
+        return None if token is None else self.ids.get(token)
+
+    def special(self, key: str) -> str | None:
+        value = self.settings.get(key)
+        content = value.get("content") if isinstance(value, Mapping) else value
+        return content if isinstance(content, str) else None
+
+
+def examine(evidence: Evidence) -> Outcome:
+    """Hold the tokenizer against embedding, config and generation config.
+
+    Args:
+        evidence: tokenizer files in release.assets; headers, config and expectation where there are some.
+
+    Returns:
+        Findings, and the number of judgements made.
+    """
+    folder = evidence.release.assets
+    assert folder is not None
+    loaded = attempt(lambda: _load(folder))
+    if isinstance(loaded, Exception):
+        return Outcome((finding("tokenizer.unreadable", str(folder.name), expected="a tokenizer that loads", found=f"{loaded}"),), 1)
+    rows = _embedding_rows(evidence)
+    judgements = [
+        *_judge_ids(loaded, rows, evidence.release.config, evidence.release.generation_config),
+        *_judge_special(loaded, evidence.release.config, evidence.release.generation_config),
+        *_judge_length(loaded, evidence.release.config),
+        *_judge_template(loaded, is_written=evidence.release.folder is not None),
+    ]
+    findings = tuple(judgement for judgement in judgements if judgement is not None)
+    measured: dict[str, Measure] = {"ids": len(loaded.ids), "largest_id": max(loaded.ids.values(), default=-1)}
+    if rows is not None:
+        measured |= {"embedding_rows": rows, "rows_without_id": rows - len(set(loaded.ids.values()))}
+    return Outcome(findings, len(judgements), measured)
+
+
+def _load(folder: Path) -> _Tokenizer:
+    settings = {**_parse(folder / "special_tokens_map.json"), **_parse(folder / "tokenizer_config.json")}
+    ids = _ids_of_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else _ids_by_transformers(folder)
+    jinja = folder / "chat_template.jinja"
+    inline = settings.get("chat_template")
+    template = (
+        jinja.read_text(encoding="utf-8") if jinja.is_file() else inline if isinstance(inline, str) else "" if not inline else str(inline)
+    )
+    return _Tokenizer(folder, ids, settings, template)
+
+
+def _parse(path: Path) -> Json:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FormatError(f"not readable as JSON: {error}", where=path.name) from error
+    if not isinstance(value, dict):
+        raise FormatError("JSON, but not an object", where=path.name)
+    return value
+
+
+def _ids_of_json(path: Path) -> Mapping[str, int]:
+    # Format: tokenizers 0.23; `model.vocab` is {token: id}, or [[token, score], …] for Unigram, then added tokens with their ids.
+    from tokenizers import Tokenizer
+
+    parsed = _parse(path)
+    Tokenizer.from_file(str(path))  # refuses what no loader could use
+    model, added = parsed.get("model"), parsed.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, Mapping):
+        ids = {str(token): int(index) for token, index in vocabulary.items()}
+    else:
+        ids = {str(entry[0]): index for index, entry in enumerate(vocabulary if isinstance(vocabulary, list) else [])}
+    for token in added if isinstance(added, list) else []:
+        ids[str(token["content"])] = int(token["id"])
+    if not ids:
+        raise FormatError("holds no vocabulary", where=path.name)
+    return ids
+
+
+def _ids_by_transformers(folder: Path) -> Mapping[str, int]:
+    from transformers import AutoTokenizer
+
+    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_vocab()
+    return vocabulary
+
+
+def _embedding_rows(evidence: Evidence) -> int | None:
+    stored = evidence.release.by_name()
+    if evidence.expected is not None and evidence.expected.embedding in stored:
+        return stored[evidence.expected.embedding].shape[0]
+    rows = read_field(evidence.release.config, "vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
+def _judge(right: bool, code: str, where: str, *, expected: str, found: str) -> Judgement:
+    return None if right else finding(code, where, expected=expected, found=found)
+
+
+def _judge_ids(loaded: _Tokenizer, rows: int | None, config: Json, generation: Json) -> Iterator[Judgement]:
+    if rows is None:
+        return
+    beyond = {index: token for token, index in loaded.ids.items() if index >= rows}
+    found = f"{len(beyond)} ids from {min(beyond, default=0)} to {max(beyond, default=0)}: {name_some(beyond.values())}"
+    yield _judge(not beyond, "tokenizer.too-big", "tokenizer.json", expected=f"ids below {rows}, the embedding's rows", found=found)
+    for file, source in (("config.json", config), ("generation_config.json", generation)):
+        for key in MISMATCH:
+            for index in _special_ids(source, key):
+                inside = 0 <= index < rows
+                yield _judge(
+                    inside, "tokenizer.special-out-of-range", f"{file}: {key}_token_id", expected=f"0 to {rows - 1}", found=f"{index}"
+                )
+
+
+def _judge_special(loaded: _Tokenizer, config: Json, generation: Json) -> Iterator[Judgement]:
+    for key in SPECIAL_TOKENS:
+        token = loaded.special(key)
+        if token is not None:
+            where = f"tokenizer_config.json: {key}"
+            yield _judge(token in loaded.ids, "tokenizer.special-unknown", where, expected="a token of the vocabulary", found=token)
+    for key, code in MISMATCH.items():
+        own = loaded.special_id(f"{key}_token")
+        said = {
+            "tokenizer": {own} if own is not None else set(),
+            "config.json": set(_special_ids(config, key)),
+            "generation_config.json": set(_special_ids(generation, key)),
+        }
+        known = {name: ids for name, ids in said.items() if ids}
+        if len(known) < 2:
+            continue  # only one of the three says anything: nothing to hold against it
+        judge = known.get("generation_config.json") or next(iter(known.values()))  # what generation stops at, where it is said
+        agree = all(judge & ids for ids in known.values())
+        found = ", ".join(f"{name} {sorted(ids)}" for name, ids in known.items())
+        yield _judge(agree, code, f"{key}_token_id", expected="one id in common", found=found)
+
+
+def _special_ids(source: Json, key: str) -> Sequence[int]:
+    value = read_field(source, f"{key}_token_id")
+    values = value if isinstance(value, list) else [value]
+    lowest = 0 if key == "pad" else -(2**63)  # a padding id of -1 is the old way to say unset
+    return [index for index in values if isinstance(index, int) and not isinstance(index, bool) and index >= lowest]
+
+
+def _judge_length(loaded: _Tokenizer, config: Json) -> Iterator[Judgement]:
+    most, positions = loaded.settings.get("model_max_length"), read_field(config, "max_position_embeddings", "n_positions")
+    if isinstance(most, int | float) and most <= UNSET_LENGTH and isinstance(positions, int):
+        where = "tokenizer_config.json: model_max_length"
+        yield _judge(most <= positions, "tokenizer.max-length", where, expected=f"at most {positions}", found=f"{most:g}")
+
+
+def _judge_template(loaded: _Tokenizer, *, is_written: bool) -> Iterator[Judgement]:
+    chat = [token for token in CHAT_TOKENS if token in loaded.ids]
+    if chat:
+        found = f"none, but the tokens {', '.join(chat)}"
+        yield _judge(bool(loaded.template), "tokenizer.chat-template-lost", "chat_template.jinja", expected="a chat template", found=found)
+    if loaded.template and is_written:
+        rendered = attempt(lambda: _render_greeting(loaded.folder))
+        right = not isinstance(rendered, Exception) and bool(rendered)
+        yield _judge(right, "tokenizer.chat-template-broken", "chat_template", expected="renders one message", found=f"{rendered}")
+
+
+def _render_greeting(folder: Path) -> str:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return str(tokenizer.apply_chat_template(list(_GREETING), tokenize=False))
+
+
+CHECK = Check("tokenizer", ("tokenizer",), examine)

@@ -1,0 +1,91 @@
+"""Every released tensor equals, bit for bit, what a second reading of the source says it must be after the declared mapping and cast.
+
+A tensor that differs is looked for elsewhere: its checksum among those that other tensors should have (exchanged), its statistics among
+those that other tensors have (copied).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from reports.codes import finding
+from reports.model import Finding, Measure
+from validators.check import Check, Outcome
+from validators.expectation import Evidence
+from validators.measured import Compared, Measured, Signature, compared_rows, measured_rows
+from validators.policy import FLUSHED_SHARE
+
+
+def examine(evidence: Evidence) -> Outcome:
+    """Judge the value-by-value comparison of every tensor.
+
+    Args:
+        evidence: headers and a ValueTable; a TensorTable where there is one.
+
+    Returns:
+        Findings, and the number of stored tensors that were compared whole.
+    """
+    compared: dict[str, list[Compared]] = defaultdict(list)
+    for row in compared_rows(evidence.values):
+        compared[row.name].append(row)
+    stored = list(evidence.release.stored())
+    rows = [row for group in compared.values() for row in group]
+    findings = [
+        *(found for tensor in stored for found in _judge_coverage(tensor.name, tensor.shape, compared.get(tensor.name, ()))),
+        *_judge_values(rows, measured_rows(evidence.tensors)),
+        *(found for row in rows for found in _judge_flushed(row)),
+    ]
+    measured: dict[str, Measure] = {
+        "compared": sum(row.numel for row in rows),
+        "differing": sum(row.differing for row in rows),
+        "flushed": sum(row.flushed for row in rows),
+        "witnesses": ", ".join(sorted({row.witness for row in rows})),
+    }
+    limits = {"differing": 0, "flushed_share": FLUSHED_SHARE}
+    return Outcome(tuple(findings), sum(tensor.name in compared for tensor in stored), measured, limits)
+
+
+def _judge_coverage(name: str, shape: tuple[int, ...], rows: Sequence[Compared]) -> Iterator[Finding]:
+    numel = prod(shape)
+    if not rows:
+        yield finding("values.not-compared", name, expected=f"{numel} elements compared", found="none: the source has no such tensor")
+    elif max(row.numel for row in rows) != numel:
+        yield finding("values.partial", name, expected=f"{numel} elements compared", found=f"{max(row.numel for row in rows)}")
+
+
+def _judge_values(rows: Sequence[Compared], tensors: Sequence[Measured]) -> Iterator[Finding]:
+    wanted = _names_by_crc(rows)
+    signatures = {row.name: row.signature for row in tensors if row.is_telling}
+    holders: dict[Signature, list[str]] = defaultdict(list)
+    for name, signature in signatures.items():
+        holders[signature].append(name)
+    for row in rows:
+        if row.differing == 0:
+            continue
+        others = [name for name in wanted.get(row.found_crc32, ()) if name != row.name]
+        copies = [name for name in holders.get(signatures[row.name], ()) if name != row.name] if row.name in signatures else []
+        if others:
+            yield finding("values.exchanged", row.name, expected="its own values", found=f"those of {others[0]}")
+        elif copies:
+            yield finding("values.duplicated", row.name, expected="its own values", found=f"the same as {copies[0]}")
+        else:
+            found = f"{row.differing} of {row.numel} differ, by at most {row.max_abs:.3g}, first at {row.first}"
+            yield finding("values.differing", row.name, expected=f"bit-equal to {row.witness}", found=found)
+
+
+def _names_by_crc(rows: Sequence[Compared]) -> Mapping[int, Sequence[str]]:
+    wanted: dict[int, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.expected_crc32 >= 0:
+            wanted[row.expected_crc32].append(row.name)
+    return wanted
+
+
+def _judge_flushed(row: Compared) -> Iterator[Finding]:
+    allowed = FLUSHED_SHARE * row.numel + 1  # one element always may: small tensors would fail on a single one
+    if row.flushed > allowed:
+        found = f"{row.flushed} of {row.numel} became zero"
+        yield finding("values.flushed", row.name, expected=f"at most {FLUSHED_SHARE:g} of the values", found=found)
+
+
+CHECK = Check("values", ("values",), examine)
