@@ -9,7 +9,8 @@
     ├── UnmappedError(KeyError)           names no rule maps, and targets no source feeds
     ├── ShapeError(ValueError)            a tensor has another shape than the config implies
     ├── EncodingError(ValueError)         values do not fit the dtype asked for
-    └── CommitError(FileExistsError)      the destination is taken, or locked by another run
+    ├── CommitError(FileExistsError)      the destination is taken, or locked by another run
+    └── ServerError(RuntimeError)         the embedded Prefect server did not start
 
 Every message has three parts: what, where, what to do. A finding (reports.model.Finding) is different: a value, made by a check
 that did its work.
@@ -99,3 +100,7 @@ class EncodingError(ReleaseError, ValueError):
 
 class CommitError(ReleaseError, FileExistsError):
     """The destination is taken, or locked by another run."""
+
+
+class ServerError(ReleaseError, RuntimeError):
+    """The embedded Prefect server did not start."""
