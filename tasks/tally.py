@@ -4,11 +4,14 @@ All sums are in fp64. Bits are compared on integer views, so NaN equals the same
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+Indices = npt.NDArray[np.int64]
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -24,17 +27,20 @@ class Tally:
     high: float = -math.inf
     total: float = 0.0
     squares: float = 0.0
+    _scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
-    def add(self, values: torch.Tensor) -> torch.Tensor:
+    def add(self, values: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Add one piece.
 
         Args:
             values: contiguous, any dtype but complex ones.
 
         Returns:
-            The values in fp64, flat.
+            The values in fp64, flat, good until the next piece is added; and the sum of the squares of the finite ones.
         """
-        wide = values.to(torch.float64).reshape(-1)
+        if self._scratch.numel() < values.numel():
+            self._scratch = torch.empty(values.numel(), dtype=torch.float64)
+        wide = self._scratch[: values.numel()].copy_(values.reshape(-1))
         self.numel += wide.numel()
         self.zeros += wide.numel() - count_nonzero(values)
         low, high = (float(edge) for edge in torch.aminmax(wide))
@@ -45,8 +51,9 @@ class Tally:
             low, high = (float(edge) for edge in torch.aminmax(finite)) if finite.numel() else (math.inf, -math.inf)
         self.low, self.high = min(self.low, low), max(self.high, high)
         self.total += float(finite.sum())
-        self.squares += float(torch.dot(finite, finite))
-        return wide
+        squares = float(torch.dot(finite, finite))
+        self.squares += squares
+        return wide, squares
 
     @property
     def finite(self) -> int:
@@ -95,15 +102,15 @@ class Difference:
     error_squares: float = 0.0
     source_squares: float = 0.0
 
-    def add(self, found: torch.Tensor, wide: torch.Tensor, source: torch.Tensor, index: npt.NDArray[np.int64] | None, start: int) -> None:
+    def add(self, found: torch.Tensor, source: torch.Tensor, wide: torch.Tensor, squares: float, index: Callable[[], Indices]) -> None:
         """Add one piece.
 
         Args:
             found: the piece as released, contiguous.
-            wide: the same in fp64, flat.
             source: the piece as the witness has it, in the source's dtype.
-            index: flat index in the tensor of each element; None when they follow each other from `start` on.
-            start: flat index of the first element.
+            wide: what `Tally.add` returned for `found`.
+            squares: likewise.
+            index: gives the flat index in the tensor of each element; asked only where values differ.
         """
         expected = source.to(found.dtype).contiguous()
         self.numel += found.numel()
@@ -111,7 +118,6 @@ class Difference:
         if source.dtype != found.dtype:
             self.flushed += count_nonzero(source.contiguous()) - count_nonzero(expected)
         if same and source.dtype == found.dtype:
-            squares = float(torch.dot(wide, wide))
             self.source_squares += squares
             return
         origin = source.to(torch.float64).reshape(-1)
@@ -119,12 +125,12 @@ class Difference:
         self.error_squares += float(torch.dot(gap, gap))
         self.source_squares += float(torch.dot(origin, origin))
         if not same:
-            self._count(found, expected, index, start)
+            self._count(found, expected, index())
 
-    def _count(self, found: torch.Tensor, expected: torch.Tensor, index: npt.NDArray[np.int64] | None, start: int) -> None:
+    def _count(self, found: torch.Tensor, expected: torch.Tensor, index: Indices) -> None:
         unequal = np.flatnonzero(_words(found, whole=False) != _words(expected, whole=False))
         self.differing += len(unequal)
-        first = start + int(unequal[0]) if index is None else int(index[unequal].min())
+        first = int(index[unequal].min())
         self.first = first if self.first < 0 else min(self.first, first)
         at = torch.from_numpy(unequal)
         gaps = (found.reshape(-1)[at].to(torch.float64) - expected.reshape(-1)[at].to(torch.float64)).abs()
