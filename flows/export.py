@@ -13,7 +13,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.requests import ExportRequest
-from flows.run import PrefectRunner, Progress, Run, Runner, now
+from flows.run import WATCHING, PrefectRunner, Progress, Run, Runner, now
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report, Verdict
 from reports.write import ReportPaths, write_report
@@ -87,7 +87,6 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     Raises:
         ReleaseError: whatever the request, the assets or the source's metadata already show.
     """
-    _check_request(request)
     ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(loaded)
@@ -114,6 +113,7 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
         NotPublishedError: a check on the written release failed.
         ReleaseError: the work could not be done; nothing is left at the destination.
     """
+    _check_request(request)
     prepared = prepare(request, run)
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -254,10 +254,10 @@ def export(request: ExportRequest) -> str:
     Returns:
         Path of the HTML report.
     """
-    return str(run_export(request, PrefectRunner()).paths.html)
+    return str(run_export(request, PrefectRunner(), WATCHING.get()).paths.html)
 
 
-def run_export(request: ExportRequest, runner: Runner, progress: Progress | None = None) -> Outcome:
+def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Outcome:
     """Export a checkpoint in a new run folder.
 
     Args:

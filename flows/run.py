@@ -3,8 +3,10 @@
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -146,6 +148,26 @@ class Silent:
 
     def stop(self) -> None:
         """Do nothing."""
+
+
+WATCHING: ContextVar[Progress] = ContextVar("WATCHING", default=Silent())  # noqa: B039  (Silent keeps nothing)
+
+
+@contextmanager
+def watched_by(progress: Progress) -> Iterator[None]:
+    """Let flows that run inside the block report to `progress`: a flow's parameters are data, so it cannot be handed in.
+
+    Args:
+        progress: told of bytes written.
+
+    Yields:
+        Nothing.
+    """
+    token = WATCHING.set(progress)
+    try:
+        yield
+    finally:
+        WATCHING.reset(token)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,306 @@
+"""The command line. `--help` imports neither torch nor Prefect: whatever needs them is imported inside the commands.
+
+Exit codes: 0 done; 1 a check on the written release failed, nothing published; 2 the work could not be done (request, assets, source).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from pydantic import ValidationError
+
+from flows.requests import ExportRequest
+from reports.errors import ReleaseError, RequestError
+
+GREEN, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+app = typer.Typer(
+    name="shardwright",
+    help="Turn sharded training checkpoints into verified release weights.\n\n"
+    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too) and Hugging Face checkpoints without running a pickle; publishes"
+    " nothing that has not been re-read from disk and checked.\n\n"
+    "Start with: shardwright demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SourceArg = Annotated[
+    Path, typer.Argument(help="The checkpoint: its folder, or a training run's root with several steps.", show_default=False)
+]
+StepOption = Annotated[int | None, typer.Option(help="Step of a run's root. [default: the newest complete one]", show_default=False)]
+AlsoOption = Annotated[
+    list[Path] | None, typer.Option(help="Another root of the same save (node-local disks). May be repeated.", show_default=False)
+]
+AssetsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of config.json and tokenizer. [default: the checkpoint, if it holds a config]", show_default=False),
+]
+FamilyOption = Annotated[str, typer.Option(help="auto, none (keep own names), or a family: llama, qwen2, qwen3, mixtral, qwen3_moe, gpt2.")]
+DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN=REASON", help="Leave source tensors out on purpose. May be repeated.", show_default=False),
+]
+TiedOption = Annotated[bool, typer.Option("--keep-tied-head", help="Write the head of a tied model as well.")]
+FileOption = Annotated[str, typer.Option(help="Tensor bytes per output file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+
+
+def _guarded(command: Callable[[], object]) -> int:
+    import click
+
+    try:
+        code = command()
+    except ReleaseError as error:
+        print(f"shardwright: {error}", file=sys.stderr)
+        return REFUSED
+    except ValidationError as error:
+        for problem in error.errors():
+            option = "--" + str(problem["loc"][0]).replace("_", "-") if problem["loc"] else "request"
+            print(f"shardwright: {option}: {problem['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        print(f"shardwright: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return REFUSED
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        print("shardwright: interrupted; the same command goes on from the files already written", file=sys.stderr)
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return REFUSED
+    return code if isinstance(code, int) else GREEN
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shardwright {package_version('shardwright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def export(
+    source: Annotated[Path | None, typer.Argument(help="The checkpoint: its folder, or a training run's root.", show_default=False)] = None,
+    to: Annotated[Path | None, typer.Option(help="Where the release will be; must not exist.", show_default=False)] = None,
+    assets: AssetsOption = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="safetensors file of input_ids and logits the trainer recorded: proves the mapping.", show_default=False),
+    ] = None,
+    dtype: DtypeOption = "source",
+    family: FamilyOption = "auto",
+    step: StepOption = None,
+    also: AlsoOption = None,
+    drop: DropOption = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="CHECK=REASON", help="Leave a check out on purpose. May be repeated.", show_default=False)
+    ] = None,
+    keep_tied_head: TiedOption = False,
+    max_file: FileOption = "5GB",
+    workers: Annotated[int, typer.Option(help="Output files written at a time.")] = 2,
+    witness_memory: Annotated[str, typer.Option(help="Memory the logits comparison may use; beyond it, disk offload.")] = "8GB",
+    keep_stage: Annotated[bool, typer.Option("--keep-stage", help="Keep the staging folder when a check fails.")] = False,
+    no_fsync: Annotated[bool, typer.Option("--no-fsync", help="Publish without waiting for the disk (benchmarks, scratch space).")] = False,
+    request_file: Annotated[
+        Path | None, typer.Option("--request", help="YAML file of these options, as the Prefect form takes them.", show_default=False)
+    ] = None,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="List and remove staging folders that killed runs left beside --to; export nothing.")
+    ] = False,
+    runs: Annotated[
+        Path | None, typer.Option(help="Where run folders go. [default: $SHARDWRIGHT_RUNS, else ./runs]", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Export a sharded checkpoint into verified, published release weights.
+
+    The release appears at --to only when every check has passed on the bytes re-read from disk. Exit code 0: published. 1: a check
+    failed, nothing published, the report says why. 2: the request, the assets or the checkpoint are at fault.
+
+    Example: shardwright export runs/step-3000 --assets hf/ --golden golden.safetensors --dtype bf16 --to release/
+    """
+    given = {
+        "source": source,
+        "to": to,
+        "assets": assets,
+        "golden": golden,
+        "dtype": dtype,
+        "family": family,
+        "step": step,
+        "also": also or [],
+        "drop": drop or [],
+        "skip": skip or [],
+        "keep_tied_head": keep_tied_head,
+        "max_file": max_file,
+        "workers": workers,
+        "witness_memory": witness_memory,
+        "keep_stage": keep_stage,
+        "fsync": not no_fsync,
+        "runs": runs or Path(os.environ.get("SHARDWRIGHT_RUNS", "runs")),
+    }
+    if clean:
+        return _clean(to)
+    request = _read_request(request_file, given)
+    return _run_export(request, as_json=as_json)
+
+
+def _read_request(path: Path | None, given: Mapping[str, object]) -> ExportRequest:
+    for name in ("source", "to"):
+        if path is None and given[name] is None:
+            raise RequestError("is missing", where="SOURCE" if name == "source" else "--to", remedy="See shardwright export --help.")
+    if path is None:
+        return ExportRequest.model_validate(given)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RequestError(f"is not YAML: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise RequestError("is not a mapping of option to value", where=str(path))
+    overrides = {
+        name: given[name] for name in ("source", "to", "runs") if given[name] is not None and (name != "runs" or "runs" not in content)
+    }
+    return ExportRequest.model_validate({**content, **overrides})
+
+
+def _clean(to: Path | None) -> int:
+    from tasks.engine.writing.stage import lock_of, stale_stages
+
+    if to is None:
+        raise RequestError("is missing", where="--to", remedy="Say which destination's stages to remove.")
+    destination = to.absolute()
+    stages = stale_stages(destination)
+    if not stages:
+        print(f"no stage beside {destination}")
+        return GREEN
+    import shutil
+
+    with lock_of(destination):
+        for stage in stages:
+            shutil.rmtree(stage)
+            print(f"removed {stage}")
+    return GREEN
+
+
+def _run_export(request: ExportRequest, *, as_json: bool) -> int:
+    from flows.server import await_prefect, prepare_prefect
+
+    prepare_prefect()
+    from flows.export import NotPublishedError
+    from flows.export import export as export_flow
+    from flows.run import watched_by
+    from flows.terminal import ProgressBar
+
+    await_prefect()
+    try:
+        with ProgressBar(quiet=as_json) as bar, watched_by(bar):
+            page = Path(export_flow(request))
+    except NotPublishedError as red:
+        _show(red.outcome.paths.html, as_json=as_json, stage=red.outcome.stage)
+        return FAILED
+    _show(page, as_json=as_json, stage=None)
+    return GREEN
+
+
+def _show(page: Path, *, as_json: bool, stage: Path | None) -> None:
+    from flows.terminal import print_outcome
+    from reports.model import report_from_json
+    from validators.policy import REQUIRED_CHECKS
+
+    report = report_from_json((page.parent / "report.json").read_text(encoding="utf-8"))
+    print_outcome(report, page.parent, required=REQUIRED_CHECKS, stage=stage, as_json=as_json)
+
+
+@app.command()
+def plan(
+    source: SourceArg,
+    assets: AssetsOption = None,
+    dtype: DtypeOption = "source",
+    family: FamilyOption = "auto",
+    step: StepOption = None,
+    also: AlsoOption = None,
+    drop: DropOption = None,
+    keep_tied_head: TiedOption = False,
+    max_file: FileOption = "5GB",
+    out: Annotated[Path | None, typer.Option(help="Write the whole plan there, as JSON.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show what an export would write, without writing it. Reads metadata only.
+
+    Example: shardwright plan runs/step-3000 --assets hf/ --dtype bf16
+    """
+    from flows.preview import plan_export, print_plan
+
+    request = ExportRequest.model_validate(
+        {
+            "source": source,
+            "to": Path("release"),
+            "assets": assets,
+            "dtype": dtype,
+            "family": family,
+            "step": step,
+            "also": also or [],
+            "drop": drop or [],
+            "keep_tied_head": keep_tied_head,
+            "max_file": max_file,
+        }
+    )
+    print_plan(plan_export(request, out), as_json=as_json)
+    return GREEN
+
+
+@app.command()
+def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None, as_json: JsonOption = False) -> int:
+    """Say what a checkpoint is and holds: format, step, tensors, training state. Reads metadata only.
+
+    Example: shardwright inspect runs/step-3000
+    """
+    from flows.inspection import inspect_checkpoint, print_inspection
+
+    print_inspection(inspect_checkpoint(source, tuple(also or ()), step), as_json=as_json)
+    return GREEN
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where the toy checkpoint and its release go.")] = Path("demo"),
+    runs: Annotated[
+        Path | None, typer.Option(help="Where run folders go. [default: $SHARDWRIGHT_RUNS, else ./runs]", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Shard a toy model with torch's own DCP over two processes, export it, and print the path of a green report.
+
+    Takes about half a minute on a laptop's CPU. A folder of an earlier demo is replaced.
+    """
+    from flows.server import prepare_prefect
+
+    prepare_prefect()
+    from flows.demo import make_demo
+
+    checkpoint = make_demo(folder)
+    request = ExportRequest(
+        source=checkpoint.checkpoint,
+        to=checkpoint.release,
+        assets=checkpoint.assets,
+        golden=checkpoint.golden,
+        dtype="bf16",
+        runs=runs or Path(os.environ.get("SHARDWRIGHT_RUNS", "runs")),
+    )
+    return _run_export(request, as_json=as_json)
