@@ -1,7 +1,7 @@
 """The release holds exactly the tensors the config implies: none missing, none unexpected, none twice.
 
 A name that is not expected is named for what it is where that is known: a wrapper's prefix left on, an adapter that was never merged, a
-buffer that a module recomputes, experts under the fused names of a live model. The alias of a tied pair may be there or not.
+buffer that a module recomputes, experts under the fused names of a live model. The alias of a tied pair may be there though not expected.
 """
 
 import re
@@ -47,9 +47,8 @@ def examine(evidence: Evidence) -> Outcome:
     assert expected is not None
     counts = Counter(tensor.name for tensor in evidence.release.stored())
     files = {tensor.name: tensor.file for tensor in evidence.release.stored()}
-    optional = optional_names(expected)
-    required = [name for name in expected.shapes if name not in optional]
-    unexpected = sorted(set(counts) - set(expected.shapes) - optional)
+    required = list(expected.shapes)
+    unexpected = sorted(set(counts) - set(required) - optional_names(expected))
     wrapped = {strip_wrappers(name) for name in unexpected}
     missing = [name for name in required if name not in counts and name not in wrapped]
     findings = [
@@ -62,7 +61,7 @@ def examine(evidence: Evidence) -> Outcome:
 
 
 def optional_names(expected: Expectation) -> frozenset[str]:
-    """Return the names that may be stored or left out: aliases of tied pairs.
+    """Return the names that may be stored though they are not expected: aliases of tied pairs.
 
     Args:
         expected: any expectation.

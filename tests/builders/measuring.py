@@ -13,7 +13,7 @@ from reports.model import LogitsComparison
 from validators.policy import LIMITS
 from validators.tables import format_shape
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64, "I64": torch.int64}
 VALUE_COLUMNS = ["name", "witness", "numel", "differing", "max_abs", "first", "expected_crc32", "found_crc32", "flushed"]
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
