@@ -97,7 +97,7 @@ def await_prefect(timeout_seconds: float = START_SECONDS) -> None:
     Raises:
         ServerError: the server ended, or did not answer in time; the message has the last lines of its log.
     """
-    for server in list(_running):
+    for server in _running:
         if not server.is_ready:
             for module in _FIRST_FLOW:
                 import_module(module)
