@@ -88,7 +88,7 @@ def _rank(rank: int, folder: str, layers: int) -> None:
             local += 1
         state[name] = DTensor.from_local(local, mesh, [Shard(0)])
     dcp.save({"model": state}, checkpoint_id=f"{folder}/dcp")
-    files = {name: 1 for name in state}
+    files = dict.fromkeys(state, 1)
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/dcp_hf", fqn_to_index_mapping=files, save_distributed=True))
     dist.destroy_process_group()
 
