@@ -107,57 +107,57 @@ def artifact_key(name: str) -> str:
 
 
 class ProgressArtifact:
-    """Progress of the bytes written, shown in Prefect at most once per `UPDATE_SECONDS`. Safe to advance from several threads.
+    """Progress in bytes, shown in Prefect at most once per `UPDATE_SECONDS`. Safe to advance from several threads.
 
     The thread that passes the second sends the update; others never wait for it. Should the server not answer, one warning is logged
     and no more is sent: progress is never a reason for an export to fail.
 
     Args:
-        artifact: the artifact to update.
-        total: how many bytes will be written.
+        key: the artifact's key.
         clock: seconds that only grow.
     """
 
-    def __init__(self, artifact: UUID, total: int, clock: Callable[[], float]) -> None:
-        self._artifact, self._total, self._clock = artifact, total, clock
-        self._written, self._sent_at = 0, clock()
+    def __init__(self, key: str = "written", clock: Callable[[], float] = time.monotonic) -> None:
+        self._key, self._clock = artifact_key(key), clock
+        self._artifact: UUID | None = None  # none before the start, after the stop, and when the server does not answer
+        self._total, self._done, self._sent_at = 0, 0, 0.0
         self._counting, self._sending = threading.Lock(), threading.Lock()
-        self._context = contextvars.copy_context()  # threads without a run's context would look for another server
-        self._is_heard = True
+        self._context = contextvars.copy_context()
 
-    @classmethod
-    def start(cls, total: int, *, key: str = "written", clock: Callable[[], float] = time.monotonic) -> "ProgressArtifact":
+    def start(self, total: int) -> None:
         """Show the artifact at 0 %.
 
         Args:
             total: how many bytes will be written.
-            key: the artifact's key.
-            clock: seconds that only grow.
-
-        Returns:
-            The progress to advance.
         """
-        artifact = cast("UUID", create_progress_artifact(progress=0.0, key=artifact_key(key), description="bytes written"))
-        return cls(artifact, total, clock)
+        self._context = contextvars.copy_context()  # threads without the run's context would look for another server
+        with self._counting:
+            self._total, self._done, self._sent_at = total, 0, self._clock()
+            self._artifact = cast("UUID", create_progress_artifact(progress=0.0, key=self._key, description="bytes written"))
 
     def advance(self, nbytes: int) -> None:
-        """Count bytes as written, and show it when it is time, or when all are.
+        """Count bytes as written, and show it when it is time.
 
         Args:
             nbytes: how many more.
         """
         with self._counting:
-            is_last = self._written < self._total <= self._written + nbytes
-            self._written += nbytes
+            self._done += nbytes
             now = self._clock()
-            if not self._is_heard or (now - self._sent_at < UPDATE_SECONDS and not is_last):
+            if now - self._sent_at < UPDATE_SECONDS:
                 return
             self._sent_at = now
-        if self._sending.acquire(blocking=is_last):
+        if self._sending.acquire(blocking=False):
             try:
                 self._context.run(self._send)
             finally:
                 self._sending.release()
+
+    def stop(self) -> None:
+        """Show the share reached; nothing is shown afterwards."""
+        with self._sending:
+            self._context.run(self._send)
+            self._artifact = None
 
     def percent(self) -> float:
         """Return the share written.
@@ -165,13 +165,15 @@ class ProgressArtifact:
         Returns:
             0 to 100; 100 when there is nothing to write.
         """
-        return min(100.0, 100.0 * self._written / self._total) if self._total else 100.0
+        return min(100.0, 100.0 * self._done / self._total) if self._total else 100.0
 
     def _send(self) -> None:
+        if self._artifact is None:
+            return
         try:
             update_progress_artifact(self._artifact, self.percent())
         except httpx.HTTPError as error:
-            self._is_heard = False
+            self._artifact = None
             _log.warning("Progress is no longer shown in Prefect: %s", error)
 
 

@@ -96,12 +96,14 @@ def test_a_summary_shown_by_a_task_belongs_to_the_run_too():
 
 def test_bytes_written_end_at_a_hundred_percent_from_any_thread():
     def write():
-        progress = ProgressArtifact.start(4000)
+        progress = ProgressArtifact()
+        progress.start(4000)
         threads = [threading.Thread(target=lambda: [progress.advance(1) for _ in range(1000)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        progress.stop()
 
     (shown,) = artifacts_of(write).values()
     assert (shown.key, shown.type, float(shown.data)) == ("written", "progress", 100.0)
