@@ -181,19 +181,18 @@ def _start() -> tuple[_Server, str]:
 def _await_ready(server: _Server, timeout_seconds: float) -> None:
     server.wire.settimeout(timeout_seconds)
     try:
-        word = server.wire.recv(len(READY))
+        server.is_ready = server.wire.recv(len(READY)) == READY
+        what = "" if server.is_ready else f"ended with code {server.process.wait(STOP_SECONDS)}"
     except TimeoutError:
-        word = b""
-    if word != READY:
-        state = "has not answered" if server.process.poll() is None else f"ended with code {server.process.returncode}"
+        what = f"has not answered for {timeout_seconds:.0f} s"
+    if what:
         tail = _tail(server.log)
         stop_prefect()
         raise ServerError(
-            f"the embedded Prefect server {state} within {timeout_seconds:.0f} s. Its last words: {tail or 'none'}",
+            f"the embedded Prefect server {what}. Its last words: {tail or 'none'}.",
             where=os.environ.get("PREFECT_HOME") or "~/.prefect",
             remedy="Try again, set PREFECT_HOME to a folder on a local disk, or name a running server in PREFECT_API_URL.",
         )
-    server.is_ready = True
 
 
 def _tail(log: IO[bytes], lines: int = 5) -> str:
