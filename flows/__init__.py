@@ -16,8 +16,8 @@ def _refuse_strangers() -> None:
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         if origin is None or origin.parent.parent != _HOME:
             raise ImportError(
-                f"package {room!r} comes from {origin or 'nowhere'}, not from {_HOME}. Install Shardwright in an environment of its own (venv,"
-                f" pipx), without the PyPI package {room!r}, and run it outside folders that hold a {room}/ of their own."
+                f"package {room!r} comes from {origin or 'nowhere'}, not from {_HOME}. Install Shardwright in an environment of its own"
+                f" (venv, pipx), without the PyPI package {room!r}, and run it outside folders that hold a {room}/ of their own."
             )
 
 

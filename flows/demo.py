@@ -59,6 +59,7 @@ def _train(rank: int, rendezvous: str, checkpoint: str, assets: str, golden: str
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
     config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=160,

@@ -135,7 +135,7 @@ _TOKENIZER_CODES: dict[str, Code] = {
 
 _CONFIG_CODES: dict[str, Code] = {
     "config.model-type": Code("no model_type: no loader knows the architecture", _CONFIG),
-    "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG),
+    "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG, "warning"),
     "config.spellings": Code("two spellings of a field disagree; loaders read one or the other", "Write the same value in both."),
     "config.layers": Code("num_hidden_layers is not the number of layers stored", _CONFIG),
     "config.hidden": Code("hidden_size is not the embedding's width", _CONFIG),
