@@ -304,3 +304,7 @@ def demo(
         runs=runs or Path(os.environ.get("SHARDWRIGHT_RUNS", "runs")),
     )
     return _run_export(request, as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()
