@@ -96,14 +96,14 @@ def list_names(folder: Path) -> list[str]:
         raise unreadable(folder, error) from error
 
 
-def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: "re.Pattern[str]") -> dict[str, FoundFile]:
+def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: re.Pattern[str] | None = None) -> dict[str, FoundFile]:
     """Return where the files a checkpoint needs lie, each proven readable and long enough.
 
     Args:
         source: the roots, searched in order.
         inner: folder inside the main root the names count from, "" for the root itself. Other roots may have it or be it.
         needed: name → bytes the file must have at least.
-        ranks: pattern whose first group is the rank in a file's name, to name the ranks lost.
+        ranks: pattern whose first group is the rank in a file's name, to name the ranks lost; None where names tell no rank.
 
     Returns:
         Name → file.
@@ -193,9 +193,9 @@ def digest_files(metadata: Iterable[bytes], files: Iterable[FoundFile]) -> str:
 
 
 def _incomplete(
-    source: Source, inner: str, needed: Mapping[str, int], missing: list[str], short: list[str], ranks: "re.Pattern[str]"
+    source: Source, inner: str, needed: Mapping[str, int], missing: list[str], short: list[str], ranks: re.Pattern[str] | None
 ) -> FormatError:
-    lost = sorted({int(match[1]) for match in map(ranks.search, missing) if match})
+    lost = sorted({int(match[1]) for match in map(ranks.search, missing) if match}) if ranks else []
     parts = [f"{len(missing)} of {len(needed)} files are missing: {name_some(missing)}"] if missing else []
     parts += [f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost"] if lost else []
     parts += [f"cut short: {name_some(short)}"] if short else []
