@@ -233,7 +233,9 @@ def save_alone(state: dict, folder: Path) -> None:
     """Write a DCP save from this process alone, without a process group."""
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
 
 
 def _run_rank(rank: int, root: str) -> None:

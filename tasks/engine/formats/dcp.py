@@ -22,7 +22,7 @@ from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_tensor
 from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, SavedObject, SavedTensor
-from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names, step_of
+from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names, paths_of, step_of
 from tasks.engine.formats.reader import Payload, Probe, Source
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, StateItem, TableBuilder
@@ -120,8 +120,7 @@ class DcpReader:
 
     def _make_catalog(self) -> Catalog:
         source, inner = self._source, self._inner()
-        file = self._metadata_file(inner)
-        content = read_whole(file.absolute)
+        file, content = self._metadata_file(inner)
         metadata = DcpMetadata(content, file.absolute)
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         items = list(metadata.items())
@@ -165,7 +164,7 @@ class DcpReader:
             )
         return inner[0].rstrip("/")
 
-    def _metadata_file(self, inner: str) -> FoundFile:
+    def _metadata_file(self, inner: str) -> tuple[FoundFile, bytes]:
         folder = self._source.path / inner
         names = list_names(folder)
         file = find_file(self._source, inner, METADATA_NAME)
@@ -176,7 +175,11 @@ class DcpReader:
                     where=str(folder),
                     remedy="Export another step.",
                 )
-            return file
+            content = read_whole(file.absolute)
+            for path in paths_of(self._source, inner, METADATA_NAME):
+                if path.exists() and read_whole(path) != content:
+                    raise FormatError(f"is of another save than {file.absolute}", where=str(path), remedy="Name the folders of one save.")
+            return file, content
         if any(_RANK_METADATA.match(name) for name in names):
             raise FormatError(
                 "rank-local save (one __N.metadata per rank): the ranks' parts are not described as one checkpoint",

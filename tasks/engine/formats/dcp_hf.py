@@ -103,7 +103,7 @@ class DcpSafetensorsReader:
         folders = [source.path / inner, *(root / inner if (root / inner).is_dir() else root for root in source.also)]
         names = sorted({name for folder in folders for name in list_names(folder) if _NAME.match(name)})
         notes = _check_grid(names, str(source.path / inner))
-        files = find_files(source, inner, dict.fromkeys(names, 0), _NAME)
+        files = find_files(source, inner, dict.fromkeys(names, 0))
         stored = [(file, read_safetensors(file.absolute)) for file in files.values()]
         boxes: dict[str, list[_Box]] = {}
         for file, header in stored:

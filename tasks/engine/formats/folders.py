@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +96,14 @@ def list_names(folder: Path) -> list[str]:
         raise unreadable(folder, error) from error
 
 
-def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: "re.Pattern[str]") -> dict[str, FoundFile]:
+def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: re.Pattern[str] | None = None) -> dict[str, FoundFile]:
     """Return where the files a checkpoint needs lie, each proven readable and long enough.
 
     Args:
         source: the roots, searched in order.
         inner: folder inside the main root the names count from, "" for the root itself. Other roots may have it or be it.
         needed: name → bytes the file must have at least.
-        ranks: pattern whose first group is the rank in a file's name, to name the ranks lost.
+        ranks: pattern whose first group is the rank in a file's name, to name the ranks lost; None where names tell no rank.
 
     Returns:
         Name → file.
@@ -112,7 +113,7 @@ def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: "re
     """
     found, missing, short = {}, [], []
     for name, nbytes in needed.items():
-        file = _find(source, inner, name)
+        file = find_file(source, inner, name)
         if file is None:
             missing.append(name)
         elif file.nbytes < nbytes:
@@ -122,6 +123,21 @@ def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: "re
     if missing or short:
         raise _incomplete(source, inner, needed, missing, short, ranks)
     return found
+
+
+def paths_of(source: Source, inner: str, name: str) -> list[Path]:
+    """Return where a file may lie: in the main root, then in the others, which may have the inner folder or be it.
+
+    Args:
+        source: the roots.
+        inner: folder inside the main root the name counts from, "" for the root itself.
+        name: relative path.
+
+    Returns:
+        Paths in the order of preference, existing or not.
+    """
+    others = [folder / name for root in source.also for folder in dict.fromkeys((root / inner, root))]
+    return [source.path / inner / name, *others]
 
 
 def find_file(source: Source, inner: str, name: str) -> FoundFile | None:
@@ -138,7 +154,23 @@ def find_file(source: Source, inner: str, name: str) -> FoundFile | None:
     Raises:
         FormatError: it is there but cannot be read.
     """
-    return _find(source, inner, name)
+    for path in paths_of(source, inner, name):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise unreadable(path, error) from error
+        try:
+            status = os.fstat(handle)
+        finally:
+            os.close(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError("is not a file", where=str(path), remedy="Restore the file from another copy.")
+        absolute = str(path.absolute())
+        shown = str(Path(inner, name)) if path == source.path / inner / name else absolute
+        return FoundFile(name, shown, absolute, status.st_size, status.st_mtime_ns)
+    return None
 
 
 def digest_files(metadata: Iterable[bytes], files: Iterable[FoundFile]) -> str:
@@ -160,30 +192,10 @@ def digest_files(metadata: Iterable[bytes], files: Iterable[FoundFile]) -> str:
     return digest.hexdigest()
 
 
-def _find(source: Source, inner: str, name: str) -> FoundFile | None:
-    main = source.path / inner
-    candidates = [(main / name, str(Path(inner, name)) if inner else name)]
-    for root in source.also:
-        candidates += [(path, str(path.absolute())) for path in ((root / inner / name), (root / name))]
-    for path, shown in candidates:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise unreadable(path, error) from error
-        try:
-            stat = os.fstat(handle)
-        finally:
-            os.close(handle)
-        return FoundFile(name, shown, str(path.absolute()), stat.st_size, stat.st_mtime_ns)
-    return None
-
-
 def _incomplete(
-    source: Source, inner: str, needed: Mapping[str, int], missing: list[str], short: list[str], ranks: "re.Pattern[str]"
+    source: Source, inner: str, needed: Mapping[str, int], missing: list[str], short: list[str], ranks: re.Pattern[str] | None
 ) -> FormatError:
-    lost = sorted({int(match[1]) for match in map(ranks.search, missing) if match})
+    lost = sorted({int(match[1]) for match in map(ranks.search, missing) if match}) if ranks else []
     parts = [f"{len(missing)} of {len(needed)} files are missing: {name_some(missing)}"] if missing else []
     parts += [f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost"] if lost else []
     parts += [f"cut short: {name_some(short)}"] if short else []

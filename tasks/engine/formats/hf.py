@@ -129,7 +129,7 @@ class HuggingFaceReader:
         folder = self._source.path
         names = list_names(folder)
         entry, content, weight_map = self._entry(names)
-        files = find_files(self._source, "", dict.fromkeys(sorted(set(weight_map.values()) or {entry}), 0), _SHARD)
+        files = find_files(self._source, "", dict.fromkeys(sorted(set(weight_map.values()) or {entry}), 0))
         self._refuse_strays(names, entry, files)
         headers, state = [content], [StateItem(name, "object") for name in names if _is_trainer_file(name)]
         found = [tensor for file in files.values() for tensor in self._tensors(file, headers, state)]
