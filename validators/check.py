@@ -20,7 +20,10 @@ Need = Literal["headers", "bytes", "family", "config", "tokenizer", "plan", "val
 T = TypeVar("T")
 
 MAX_FINDINGS_PER_CODE = 20
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json"),
+    *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from reports.model import Finding
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.measured import role_of
-from validators.policy import LARGEST_EPS, dtype_code
+from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
 from validators.release import Release
 from validators.shapes import main_dtype
 
@@ -237,7 +237,7 @@ def _judge_numbers(config: Config) -> Iterator[Judgement]:
 def _judge_dtype(config: Config, release: Release) -> Iterator[Judgement]:
     new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(release.stored())
     for key, value in (("dtype", new), ("torch_dtype", old)):
-        if value is not None and written:
+        if value is not None and written in UNQUANTIZED:
             yield _judge(dtype_code(str(value)) == written, "config.dtype", key, expected=written, found=f"{value}")
     if new is not None and old is not None:
         right = dtype_code(str(new)) == dtype_code(str(old))

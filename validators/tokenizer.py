@@ -1,30 +1,32 @@
 """The tokenizer fits the embedding, and tokenizer, config and generation config agree on special ids.
 
-Files are parsed as plain JSON first: tokenizer.json (every id), tokenizer_config.json (special tokens, limits, chat template),
-chat_template.jinja. transformers is imported only for a tokenizer without tokenizer.json, and to render the chat template of a written
-release; it is never allowed to run the folder's code.
+Files are parsed as they lie: the vocabulary (validators.vocabulary), tokenizer_config.json (special tokens, limits, chat template),
+chat_template.jinja. transformers is imported only to render the chat template of a written release, and for a vocabulary in no known file.
 
 A special id of null, and a padding id below 0, is unset. A model_max_length absent or above UNSET_LENGTH is unset.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from reports.codes import finding
-from reports.errors import FormatError, name_some
+from reports.errors import name_some
 from reports.model import Finding, Measure
 from validators.check import Check, Outcome, attempt
 from validators.config import read_field
 from validators.expectation import Evidence
 from validators.policy import UNSET_LENGTH
+from validators.vocabulary import parse_object, read_vocabulary
 
 Json = Mapping[str, object]
 Judgement = Finding | None  # None: judged and right
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-MISMATCH = {"bos": "tokenizer.bos-mismatch", "eos": "tokenizer.eos-mismatch", "pad": "tokenizer.pad-mismatch"}
+MISMATCH: Mapping[str, str] = MappingProxyType(
+    {"bos": "tokenizer.bos-mismatch", "eos": "tokenizer.eos-mismatch", "pad": "tokenizer.pad-mismatch"}
+)
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|user|>", "<|assistant|>", "[INST]")
 _GREETING = ({"role": "user", "content": "hello"},)
 
@@ -77,52 +79,16 @@ def examine(evidence: Evidence) -> Outcome:
 
 
 def _load(folder: Path) -> _Tokenizer:
-    settings = {**_parse(folder / "special_tokens_map.json"), **_parse(folder / "tokenizer_config.json")}
-    ids = _ids_of_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else _ids_by_transformers(folder)
-    jinja = folder / "chat_template.jinja"
+    settings = {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
+    return _Tokenizer(folder, read_vocabulary(folder, settings), settings, _read_template(folder, settings))
+
+
+def _read_template(folder: Path, settings: Json) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
     inline = settings.get("chat_template")
-    template = (
-        jinja.read_text(encoding="utf-8") if jinja.is_file() else inline if isinstance(inline, str) else "" if not inline else str(inline)
-    )
-    return _Tokenizer(folder, ids, settings, template)
-
-
-def _parse(path: Path) -> Json:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FormatError(f"not readable as JSON: {error}", where=path.name) from error
-    if not isinstance(value, dict):
-        raise FormatError("JSON, but not an object", where=path.name)
-    return value
-
-
-def _ids_of_json(path: Path) -> Mapping[str, int]:
-    # Format: tokenizers 0.23; `model.vocab` is {token: id}, or [[token, score], …] for Unigram, then added tokens with their ids.
-    from tokenizers import Tokenizer
-
-    parsed = _parse(path)
-    Tokenizer.from_file(str(path))  # refuses what no loader could use
-    model, added = parsed.get("model"), parsed.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(vocabulary, Mapping):
-        ids = {str(token): int(index) for token, index in vocabulary.items()}
-    else:
-        ids = {str(entry[0]): index for index, entry in enumerate(vocabulary if isinstance(vocabulary, list) else [])}
-    for token in added if isinstance(added, list) else []:
-        ids[str(token["content"])] = int(token["id"])
-    if not ids:
-        raise FormatError("holds no vocabulary", where=path.name)
-    return ids
-
-
-def _ids_by_transformers(folder: Path) -> Mapping[str, int]:
-    from transformers import AutoTokenizer
-
-    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_vocab()
-    return vocabulary
+    return inline if isinstance(inline, str) else str(inline or "")  # several named templates are a list
 
 
 def _embedding_rows(evidence: Evidence) -> int | None:
