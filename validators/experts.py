@@ -157,9 +157,9 @@ def _judge_identical(layers: Sequence[_Layer], evidence: Evidence) -> Iterator[F
     for layer in layers:
         seen: dict[tuple[Signature, ...], int] = {}
         for expert, names in enumerate(layer.experts):
-            held = [rows[name] for name in names if name in rows and rows[name].is_telling]
-            if not held or len(held) != len(names):
-                continue  # absent, zero or constant tensors: other findings
+            held = [rows[name] for name in names if name in rows]
+            if len(held) < len(names) or not any(row.is_telling for row in held):
+                continue  # absent, or constant throughout: other findings
             first = seen.setdefault(tuple(row.signature for row in held), expert)
             if first != expert:
                 yield finding(
