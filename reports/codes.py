@@ -76,6 +76,7 @@ _SHAPES: dict[str, Code] = {
 _FINITE: dict[str, Code] = {
     "finite.nonfinite": Code("NaN or infinity among the values", _SOURCE),
     "finite.all-zero": Code("every value is zero: never filled, or lost", _SOURCE),
+    "finite.source-zero": Code("every value is zero, in every layer and in the source too", _SOURCE, "warning"),
     "finite.zero-bias": Code("a bias is all zero where others of its role are not, or where it steers routing", _SOURCE, "warning"),
     "finite.constant-outlier": Code("all values are equal, in other layers they are not", _SOURCE),
     "finite.constant": Code("all values are equal in every layer", _SOURCE, "warning"),

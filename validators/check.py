@@ -12,15 +12,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
+from reports.codes import finding
 from reports.model import CheckResult, Finding, Measure
 from validators.expectation import Evidence
 
+Judgement = Finding | None  # None: judged and right
 Need = Literal["headers", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
 
 T = TypeVar("T")
 
 MAX_FINDINGS_PER_CODE = 20
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+MAX_REASON_LENGTH = 300  # characters of an exception's words; some libraries print whole tables
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json"),
+    *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckRe
     outcome = attempt(lambda: check.examine(evidence))
     if isinstance(outcome, Exception):
         return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(outcome))
-    failed = any(finding.severity == "error" for finding in outcome.findings)
+    failed = any(found.severity == "error" for found in outcome.findings)
     return CheckResult(
         check.name,
         "failed" if failed else "passed",
@@ -119,6 +125,22 @@ def attempt(call: Callable[[], T]) -> T | Exception:
         return error
 
 
+def judge(code: str, where: str, *, right: bool, expected: str, found: str) -> Judgement:
+    """Return one judgement, so that a check can count what it judged.
+
+    Args:
+        code: a key of CODES, for when it is wrong.
+        where: tensor, file or field.
+        right: whether what was found is as it must be.
+        expected: what should have been there.
+        found: what was.
+
+    Returns:
+        None when right, else the finding.
+    """
+    return None if right else finding(code, where, expected=expected, found=found)
+
+
 def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings without duplicates, at most MAX_FINDINGS_PER_CODE of a code, errors first.
 
@@ -129,21 +151,22 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         Of each code the first ones; a duplicate raises the `count` of the one it repeats, and those beyond the cap are counted in the last.
     """
     unique: dict[Finding, int] = defaultdict(int)
-    for finding in findings:
-        unique[replace(finding, count=1)] += finding.count
+    for found in findings:
+        unique[replace(found, count=1)] += found.count
     by_code: dict[str, list[Finding]] = defaultdict(list)
-    for finding, count in unique.items():
-        kept = by_code[finding.code]
+    for found, count in unique.items():
+        kept = by_code[found.code]
         if len(kept) < MAX_FINDINGS_PER_CODE:
-            kept.append(replace(finding, count=count))
+            kept.append(replace(found, count=count))
         else:
             kept[-1] = replace(kept[-1], count=kept[-1].count + count)
-    folded = [finding for kept in by_code.values() for finding in kept]
-    return tuple(sorted(folded, key=lambda finding: finding.severity != "error"))
+    folded = [found for kept in by_code.values() for found in kept]
+    return tuple(sorted(folded, key=lambda found: found.severity != "error"))
 
 
 def _describe(error: Exception) -> str:
     # The last frame tells whoever mends the check where to look; the report has no traceback.
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
-    return f"{type(error).__name__} at {place}: {error}"
+    words = str(error)
+    return f"{type(error).__name__} at {place}: {words[:MAX_REASON_LENGTH]}{'…' if len(words) > MAX_REASON_LENGTH else ''}"

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from reports.codes import finding
-from reports.model import Finding
-from validators.check import Check, Outcome
+from validators.check import Check, Judgement, Outcome, judge
 from validators.expectation import Evidence
 from validators.measured import role_of
-from validators.policy import LARGEST_EPS, dtype_code
+from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
 from validators.release import Release
 from validators.shapes import main_dtype
 
 Config = Mapping[str, object]
-Judgement = Finding | None  # None: judged and right
 
 # Spellings of a field; the first one that is there counts, and all that are there must agree. GPT-2's come second.
 SPELLINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -167,13 +164,14 @@ def _dims(config: Config) -> _Dims:
     )
 
 
-def _judge(right: bool, code: str, field: str, *, expected: str, found: str) -> Judgement:
-    return None if right else finding(code, f"config.json: {field}" if field else "config.json", expected=expected, found=found)
+def _judge(code: str, field: str, *, right: bool, expected: str, found: str) -> Judgement:
+    return judge(code, f"config.json: {field}" if field else "config.json", right=right, expected=expected, found=found)
 
 
 def _judge_identity(config: Config) -> Iterator[Judgement]:
-    yield _judge(bool(config.get("model_type")), "config.model-type", "model_type", expected="a name", found="absent")
-    yield _judge(bool(config.get("architectures")), "config.architectures", "architectures", expected="a class name", found="absent")
+    rows = (("config.model-type", "model_type", "a name"), ("config.architectures", "architectures", "a class name"))
+    for code, field, expected in rows:
+        yield _judge(code, field, right=bool(config.get(field)), expected=expected, found="absent")
 
 
 def _judge_spellings(config: Config) -> Iterator[Judgement]:
@@ -181,7 +179,7 @@ def _judge_spellings(config: Config) -> Iterator[Judgement]:
         said = {spelling: config[spelling] for spelling in spellings if config.get(spelling) is not None}
         if len(said) > 1:
             alike = len({str(value) for value in said.values()}) == 1
-            yield _judge(alike, "config.spellings", spellings[0], expected="one value", found=f"{said}")
+            yield _judge("config.spellings", spellings[0], right=alike, expected="one value", found=f"{said}")
 
 
 def _judge_dims(config: Config, release: Release) -> Iterator[Judgement]:
@@ -193,7 +191,7 @@ def _judge_dims(config: Config, release: Release) -> Iterator[Judgement]:
             if not role.endswith(row.suffix) or len(tensor.shape) <= row.dim:
                 continue
             want, length = row.length(dims), tensor.shape[row.dim]
-            yield _judge(want == length, row.code, "", expected=f"{want}", found=f"{length} in dim {row.dim} of {role}")
+            yield _judge(row.code, "", right=want == length, expected=f"{want}", found=f"{length} in dim {row.dim} of {role}")
     if rows:
         yield from _judge_count("config.layers", _LAYER, dims.layers, release)
         yield from _judge_count("config.experts", _EXPERT, dims.experts, release)
@@ -203,26 +201,29 @@ def _judge_count(code: str, pattern: re.Pattern[str], want: int, release: Releas
     ids = {int(match[1]) for tensor in release.stored() if (match := pattern.search(tensor.name))}
     count = max(ids, default=-1) + 1
     if count:
-        yield _judge(want == count, code, "", expected=f"{want}", found=f"ids 0 to {count - 1} stored")
+        yield _judge(code, "", right=want == count, expected=f"{want}", found=f"ids 0 to {count - 1} stored")
 
 
 def _judge_rope(config: Config) -> Iterator[Judgement]:
     parameters, scaling = read_field(config, "rope_parameters"), read_field(config, "rope_scaling")
     new = parameters if isinstance(parameters, Mapping) else {}
     old = scaling if isinstance(scaling, Mapping) else {}
-    pairs = [
+    # Field, its older spelling's value, its newer one's, and what readers of the older one take it for when it is absent.
+    rows = (
         ("rope_theta", read_field(config, "rope_theta"), new.get("rope_theta"), 10000.0),
         ("rope_type", old.get("rope_type", old.get("type")), new.get("rope_type"), "default"),
         ("factor", old.get("factor"), new.get("factor"), None),
-    ]
-    for key, ours, theirs, default in pairs:
-        if ours is not None and theirs is not None:
-            yield _judge(ours == theirs, "config.rope-spellings", key, expected=f"{theirs}", found=f"{ours}")
-        elif theirs is not None and default is not None:
-            yield _judge(theirs == default, "config.rope-one-spelling", key, expected=f"{theirs} in both", found="rope_parameters only")
+    )
+    for field, before, now, fallback in rows:
+        if before is not None and now is not None:
+            yield _judge("config.rope-spellings", field, right=before == now, expected=f"{now}", found=f"{before}")
+        elif now is not None and fallback is not None:
+            expected = f"{now} in both spellings"
+            yield _judge("config.rope-one-spelling", field, right=now == fallback, expected=expected, found="in rope_parameters only")
     theta = new.get("rope_theta", read_field(config, "rope_theta"))
     if theta is not None:
-        yield _judge(_is_between(theta, 0, sys.float_info.max), "config.rope-theta", "rope_theta", expected="above 0", found=f"{theta}")
+        right = _is_between(theta, 0, sys.float_info.max)
+        yield _judge("config.rope-theta", "rope_theta", right=right, expected="above 0", found=f"{theta}")
 
 
 def _judge_numbers(config: Config) -> Iterator[Judgement]:
@@ -231,17 +232,17 @@ def _judge_numbers(config: Config) -> Iterator[Judgement]:
         value = read_field(config, *SPELLINGS[field])
         if value is not None:
             expected = f"above {above:g}, at most {most:g}"
-            yield _judge(_is_between(value, above, most), code, SPELLINGS[field][0], expected=expected, found=f"{value}")
+            yield _judge(code, SPELLINGS[field][0], right=_is_between(value, above, most), expected=expected, found=f"{value}")
 
 
 def _judge_dtype(config: Config, release: Release) -> Iterator[Judgement]:
     new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(release.stored())
-    for key, value in (("dtype", new), ("torch_dtype", old)):
-        if value is not None and written:
-            yield _judge(dtype_code(str(value)) == written, "config.dtype", key, expected=written, found=f"{value}")
+    for field, value in (("dtype", new), ("torch_dtype", old)):
+        if value is not None and written in UNQUANTIZED:
+            yield _judge("config.dtype", field, right=dtype_code(str(value)) == written, expected=written, found=f"{value}")
     if new is not None and old is not None:
         right = dtype_code(str(new)) == dtype_code(str(old))
-        yield _judge(right, "config.dtype-spellings", "dtype", expected=f"{old} (torch_dtype)", found=f"{new}")
+        yield _judge("config.dtype-spellings", "dtype", right=right, expected=f"{old} (torch_dtype)", found=f"{new}")
 
 
 def _is_between(value: object, above: float, most: float) -> bool:

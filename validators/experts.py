@@ -46,10 +46,10 @@ def examine(evidence: Evidence) -> Outcome:
     assert evidence.expected is not None
     layers = _layers(evidence.expected)
     stored = evidence.release.by_name()
-    sources = _sources(evidence)
+    sources, ids = _sources(evidence), _stored_ids(stored)
     findings = [
         *_judge_undeclared(layers, stored),
-        *(found for layer in layers for found in _judge_ids(layer, stored)),
+        *(found for layer in layers for found in _judge_ids(layer, stored, ids.get(layer.prefix, set()))),
         *(found for layer in layers for found in _judge_shapes(layer, stored)),
         *(found for layer in layers for found in _judge_router(layer, stored, evidence.release.config)),
         *(found for layer in layers for found in _judge_sources(layer, sources)),
@@ -86,15 +86,21 @@ def _judge_undeclared(layers: Sequence[_Layer], stored: Mapping[str, StoredTenso
             yield finding("experts.undeclared", name, expected="a layer without experts", found=f"expert {match['expert']}")
 
 
-def _judge_ids(layer: _Layer, stored: Mapping[str, StoredTensor]) -> Iterator[Finding]:
+def _stored_ids(stored: Mapping[str, StoredTensor]) -> Mapping[str, set[int]]:
+    ids: dict[str, set[int]] = defaultdict(set)
+    for name in stored:
+        if match := _EXPERT.match(name):
+            ids[match["prefix"]].add(int(match["expert"]))
+    return ids
+
+
+def _judge_ids(layer: _Layer, stored: Mapping[str, StoredTensor], ids: set[int]) -> Iterator[Finding]:
     lost = [str(e) for e, names in enumerate(layer.experts) if not all(name in stored for name in names)]
     if lost:
         found = f"incomplete or absent: {name_some(lost)}"
         yield finding("experts.missing", layer.prefix, expected=f"experts 0 to {len(layer.experts) - 1}", found=found)
-    matches = [match for name in stored if (match := _EXPERT.match(name)) and match["prefix"] == layer.prefix]
-    for expert in sorted({int(match["expert"]) for match in matches}):
-        if expert >= len(layer.experts):
-            yield finding("experts.unexpected-id", f"{layer.prefix}{expert}", expected=f"ids below {len(layer.experts)}", found=f"{expert}")
+    for expert in sorted(ids - set(range(len(layer.experts)))):
+        yield finding("experts.unexpected-id", f"{layer.prefix}{expert}", expected=f"ids below {len(layer.experts)}", found=f"{expert}")
 
 
 def _judge_shapes(layer: _Layer, stored: Mapping[str, StoredTensor]) -> Iterator[Finding]:
@@ -151,9 +157,9 @@ def _judge_identical(layers: Sequence[_Layer], evidence: Evidence) -> Iterator[F
     for layer in layers:
         seen: dict[tuple[Signature, ...], int] = {}
         for expert, names in enumerate(layer.experts):
-            held = [rows[name] for name in names if name in rows and rows[name].is_telling]
-            if not held or len(held) != len(names):
-                continue  # absent, zero or constant tensors: other findings
+            held = [rows[name] for name in names if name in rows]
+            if len(held) < len(names) or not any(row.is_telling for row in held):
+                continue  # absent, or constant throughout: other findings
             first = seen.setdefault(tuple(row.signature for row in held), expert)
             if first != expert:
                 yield finding(
@@ -163,10 +169,10 @@ def _judge_identical(layers: Sequence[_Layer], evidence: Evidence) -> Iterator[F
 
 def _judge_exchanged(layers: Sequence[_Layer], evidence: Evidence) -> Iterator[Finding]:
     rows = [row for row in compared_rows(evidence.values) if row.differing and row.expected_crc32 >= 0]
-    owners = {row.expected_crc32: row.name for row in rows}
+    owners, known = {row.expected_crc32: row.name for row in rows}, {layer.prefix for layer in layers}
     for row in rows:
         own, other = _EXPERT.match(row.name), _EXPERT.match(owners.get(row.found_crc32, ""))
-        if own and other and own["expert"] != other["expert"] and any(layer.prefix == own["prefix"] for layer in layers):
+        if own and other and own["expert"] != other["expert"] and own["prefix"] in known:
             yield finding("experts.exchanged", row.name, expected=f"expert {own['expert']}", found=f"the values of {other[0]}")
 
 

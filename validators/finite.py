@@ -1,7 +1,8 @@
 """Every value is finite, and no tensor is empty of information: all zero, or one value throughout.
 
 A statistic is judged layer against layer: a constant tensor is an error when others of its role (the same name in other layers) are not
-constant. Norms of all ones and biases of all zeros are normal where every layer has them.
+constant. Norms of all ones, biases and scalars of zero are normal where every layer has them. A matrix of zeros is an error, unless it is
+so in every layer and an exact comparison says that the source has it too (some models start a projection at zero).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from reports.codes import finding
 from reports.model import Finding
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
-from validators.measured import Measured, by_role, measured_rows
+from validators.measured import Measured, by_role, compared_rows, measured_rows
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -24,9 +25,11 @@ def examine(evidence: Evidence) -> Outcome:
     """
     rows = measured_rows(evidence.tensors)
     kept = evidence.expected.keep_fp32 if evidence.expected else frozenset()
+    proven = frozenset(row.name for row in compared_rows(evidence.values) if row.differing == 0)
     findings = [
         *(found for row in rows for found in _judge_finite(row)),
-        *(found for group in by_role(rows).values() for found in _judge_role(group, kept)),
+        *(found for group in by_role(rows).values() for found in _judge_zero(group, kept, proven)),
+        *(found for group in by_role(rows).values() for found in _judge_constant(group)),
     ]
     measured = {
         "nonfinite": sum(row.nonfinite for row in rows),
@@ -42,16 +45,22 @@ def _judge_finite(row: Measured) -> Iterator[Finding]:
         yield finding("finite.nonfinite", row.name, expected="0", found=f"{row.nonfinite} of {row.numel} are NaN or infinite")
 
 
-def _judge_role(group: Sequence[Measured], kept: frozenset[str]) -> Iterator[Finding]:
+def _judge_zero(group: Sequence[Measured], kept: frozenset[str], proven: frozenset[str]) -> Iterator[Finding]:
     zero = [row for row in group if row.is_zero]
+    stands_out = len(zero) < len(group)
     for row in zero:
-        others = f"{len(group) - len(zero)} of {len(group)} of this role are not zero"
-        if not row.name.endswith("bias"):
-            yield finding("finite.all-zero", row.name, expected="values", found=f"{row.numel} zeros; {others}")
-        elif len(zero) < len(group) or row.name in kept:
-            yield finding("finite.zero-bias", row.name, expected="values", found=f"{row.numel} zeros; {others}")
+        found = f"{row.numel} zeros; {len(group) - len(zero)} of {len(group)} of this role are not zero"
+        if row.name.endswith("bias") or row.numel == 1:
+            if stands_out or row.name in kept:
+                yield finding("finite.zero-bias", row.name, expected="values", found=found)
+        else:
+            code = "finite.all-zero" if stands_out or row.name not in proven else "finite.source-zero"
+            yield finding(code, row.name, expected="values", found=found)
+
+
+def _judge_constant(group: Sequence[Measured]) -> Iterator[Finding]:
     constant = [row for row in group if row.constant and not row.is_zero]
-    varied = len(group) - len(constant) - len(zero)
+    varied = sum(not row.constant and not row.is_zero for row in group)
     for row in constant:
         value = f"{row.numel} times {row.mean:.6g}"
         if varied:

@@ -29,9 +29,13 @@ def examine(evidence: Evidence) -> Outcome:
         Findings, and the number of positions compared.
     """
     findings = [found for comparison in evidence.logits for found in _judge(comparison)]
-    measured = {f"{c.name}.{key}": value for c in evidence.logits for key, value in c.metrics.items()}
-    limits = {f"{c.name}.{key}": value for c in evidence.logits for key, value in c.limits.items()}
+    measured = {_key(c, metric): value for c in evidence.logits for metric, value in c.metrics.items()}
+    limits = {_key(c, metric): value for c in evidence.logits for metric, value in c.limits.items()}
     return Outcome(tuple(findings), sum(c.positions for c in evidence.logits), measured, limits)
+
+
+def _key(comparison: LogitsComparison, metric: str) -> str:
+    return f"{comparison.name} against {comparison.reference}: {metric}"
 
 
 def _judge(comparison: LogitsComparison) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ LIMITS: Mapping[LimitsRow, Mapping[str, float]] = MappingProxyType(
 
 # Coarser means more rounding. Every spelling that configs, safetensors and torch use.
 _COARSENESS: Mapping[str, int] = MappingProxyType({"F64": 0, "F32": 1, "F16": 2, "BF16": 3})
+UNQUANTIZED = frozenset(_COARSENESS)  # dtypes whose values mean something by themselves, and that a config names
 _CODES: Mapping[str, str] = MappingProxyType(
     {"float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "float16": "F16", "half": "F16", "bfloat16": "BF16"}
 )

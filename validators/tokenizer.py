@@ -1,30 +1,31 @@
 """The tokenizer fits the embedding, and tokenizer, config and generation config agree on special ids.
 
-Files are parsed as plain JSON first: tokenizer.json (every id), tokenizer_config.json (special tokens, limits, chat template),
-chat_template.jinja. transformers is imported only for a tokenizer without tokenizer.json, and to render the chat template of a written
-release; it is never allowed to run the folder's code.
+Files are parsed as they lie: the vocabulary (validators.vocabulary), tokenizer_config.json (special tokens, limits, chat template),
+chat_template.jinja. transformers is imported only to render the chat template of a written release, and for a vocabulary in no known file.
 
 A special id of null, and a padding id below 0, is unset. A model_max_length absent or above UNSET_LENGTH is unset.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from reports.codes import finding
-from reports.errors import FormatError, name_some
-from reports.model import Finding, Measure
-from validators.check import Check, Outcome, attempt
+from reports.errors import name_some
+from reports.model import Measure
+from validators.check import Check, Judgement, Outcome, attempt, judge
 from validators.config import read_field
 from validators.expectation import Evidence
 from validators.policy import UNSET_LENGTH
+from validators.vocabulary import parse_object, read_vocabulary
 
 Json = Mapping[str, object]
-Judgement = Finding | None  # None: judged and right
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-MISMATCH = {"bos": "tokenizer.bos-mismatch", "eos": "tokenizer.eos-mismatch", "pad": "tokenizer.pad-mismatch"}
+MISMATCH: Mapping[str, str] = MappingProxyType(
+    {"bos": "tokenizer.bos-mismatch", "eos": "tokenizer.eos-mismatch", "pad": "tokenizer.pad-mismatch"}
+)
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|user|>", "<|assistant|>", "[INST]")
 _GREETING = ({"role": "user", "content": "hello"},)
 
@@ -77,52 +78,16 @@ def examine(evidence: Evidence) -> Outcome:
 
 
 def _load(folder: Path) -> _Tokenizer:
-    settings = {**_parse(folder / "special_tokens_map.json"), **_parse(folder / "tokenizer_config.json")}
-    ids = _ids_of_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else _ids_by_transformers(folder)
-    jinja = folder / "chat_template.jinja"
+    settings = {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
+    return _Tokenizer(folder, read_vocabulary(folder, settings), settings, _read_template(folder, settings))
+
+
+def _read_template(folder: Path, settings: Json) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
     inline = settings.get("chat_template")
-    template = (
-        jinja.read_text(encoding="utf-8") if jinja.is_file() else inline if isinstance(inline, str) else "" if not inline else str(inline)
-    )
-    return _Tokenizer(folder, ids, settings, template)
-
-
-def _parse(path: Path) -> Json:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FormatError(f"not readable as JSON: {error}", where=path.name) from error
-    if not isinstance(value, dict):
-        raise FormatError("JSON, but not an object", where=path.name)
-    return value
-
-
-def _ids_of_json(path: Path) -> Mapping[str, int]:
-    # Format: tokenizers 0.23; `model.vocab` is {token: id}, or [[token, score], …] for Unigram, then added tokens with their ids.
-    from tokenizers import Tokenizer
-
-    parsed = _parse(path)
-    Tokenizer.from_file(str(path))  # refuses what no loader could use
-    model, added = parsed.get("model"), parsed.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(vocabulary, Mapping):
-        ids = {str(token): int(index) for token, index in vocabulary.items()}
-    else:
-        ids = {str(entry[0]): index for index, entry in enumerate(vocabulary if isinstance(vocabulary, list) else [])}
-    for token in added if isinstance(added, list) else []:
-        ids[str(token["content"])] = int(token["id"])
-    if not ids:
-        raise FormatError("holds no vocabulary", where=path.name)
-    return ids
-
-
-def _ids_by_transformers(folder: Path) -> Mapping[str, int]:
-    from transformers import AutoTokenizer
-
-    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_vocab()
-    return vocabulary
+    return inline if isinstance(inline, str) else str(inline or "")  # several named templates are a list
 
 
 def _embedding_rows(evidence: Evidence) -> int | None:
@@ -133,31 +98,25 @@ def _embedding_rows(evidence: Evidence) -> int | None:
     return rows if isinstance(rows, int) else None
 
 
-def _judge(right: bool, code: str, where: str, *, expected: str, found: str) -> Judgement:
-    return None if right else finding(code, where, expected=expected, found=found)
-
-
 def _judge_ids(loaded: _Tokenizer, rows: int | None, config: Json, generation: Json) -> Iterator[Judgement]:
     if rows is None:
         return
     beyond = {index: token for token, index in loaded.ids.items() if index >= rows}
     found = f"{len(beyond)} ids from {min(beyond, default=0)} to {max(beyond, default=0)}: {name_some(beyond.values())}"
-    yield _judge(not beyond, "tokenizer.too-big", "tokenizer.json", expected=f"ids below {rows}, the embedding's rows", found=found)
+    yield judge("tokenizer.too-big", "tokenizer", right=not beyond, expected=f"ids below {rows}, the embedding's rows", found=found)
     for file, source in (("config.json", config), ("generation_config.json", generation)):
         for key in MISMATCH:
             for index in _special_ids(source, key):
-                inside = 0 <= index < rows
-                yield _judge(
-                    inside, "tokenizer.special-out-of-range", f"{file}: {key}_token_id", expected=f"0 to {rows - 1}", found=f"{index}"
-                )
+                where, right = f"{file}: {key}_token_id", 0 <= index < rows
+                yield judge("tokenizer.special-out-of-range", where, right=right, expected=f"0 to {rows - 1}", found=f"{index}")
 
 
 def _judge_special(loaded: _Tokenizer, config: Json, generation: Json) -> Iterator[Judgement]:
     for key in SPECIAL_TOKENS:
         token = loaded.special(key)
         if token is not None:
-            where = f"tokenizer_config.json: {key}"
-            yield _judge(token in loaded.ids, "tokenizer.special-unknown", where, expected="a token of the vocabulary", found=token)
+            where, right = f"tokenizer_config.json: {key}", token in loaded.ids
+            yield judge("tokenizer.special-unknown", where, right=right, expected="a token of the vocabulary", found=token)
     for key, code in MISMATCH.items():
         own = loaded.special_id(f"{key}_token")
         said = {
@@ -168,10 +127,10 @@ def _judge_special(loaded: _Tokenizer, config: Json, generation: Json) -> Iterat
         known = {name: ids for name, ids in said.items() if ids}
         if len(known) < 2:
             continue  # only one of the three says anything: nothing to hold against it
-        judge = known.get("generation_config.json") or next(iter(known.values()))  # what generation stops at, where it is said
-        agree = all(judge & ids for ids in known.values())
+        standard = known.get("generation_config.json") or next(iter(known.values()))  # what generation stops at, where it is said
+        agree = all(standard & ids for ids in known.values())
         found = ", ".join(f"{name} {sorted(ids)}" for name, ids in known.items())
-        yield _judge(agree, code, f"{key}_token_id", expected="one id in common", found=found)
+        yield judge(code, f"{key}_token_id", right=agree, expected="one id in common", found=found)
 
 
 def _special_ids(source: Json, key: str) -> Sequence[int]:
@@ -185,18 +144,19 @@ def _judge_length(loaded: _Tokenizer, config: Json) -> Iterator[Judgement]:
     most, positions = loaded.settings.get("model_max_length"), read_field(config, "max_position_embeddings", "n_positions")
     if isinstance(most, int | float) and most <= UNSET_LENGTH and isinstance(positions, int):
         where = "tokenizer_config.json: model_max_length"
-        yield _judge(most <= positions, "tokenizer.max-length", where, expected=f"at most {positions}", found=f"{most:g}")
+        yield judge("tokenizer.max-length", where, right=most <= positions, expected=f"at most {positions}", found=f"{most:g}")
 
 
 def _judge_template(loaded: _Tokenizer, *, is_written: bool) -> Iterator[Judgement]:
     chat = [token for token in CHAT_TOKENS if token in loaded.ids]
     if chat:
         found = f"none, but the tokens {', '.join(chat)}"
-        yield _judge(bool(loaded.template), "tokenizer.chat-template-lost", "chat_template.jinja", expected="a chat template", found=found)
+        where, right = "chat_template.jinja", bool(loaded.template)
+        yield judge("tokenizer.chat-template-lost", where, right=right, expected="a chat template", found=found)
     if loaded.template and is_written:
         rendered = attempt(lambda: _render_greeting(loaded.folder))
         right = not isinstance(rendered, Exception) and bool(rendered)
-        yield _judge(right, "tokenizer.chat-template-broken", "chat_template", expected="renders one message", found=f"{rendered}")
+        yield judge("tokenizer.chat-template-broken", "chat_template", right=right, expected="renders one message", found=f"{rendered}")
 
 
 def _render_greeting(folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from reports.model import LogitsComparison
 from validators.policy import LIMITS
@@ -37,15 +37,6 @@ def measure_values(folder: Path, source: Path) -> pd.DataFrame:
     wanted = {name: tensor for _, name, tensor in load_release(source)}
     rows = [_comparison(name, tensor, wanted[name]) for _, name, tensor in load_release(folder) if name in wanted]
     return pd.DataFrame(rows, columns=VALUE_COLUMNS)
-
-
-def can_be_read(folder: Path) -> bool:
-    """Return whether the safetensors library reads every weight file."""
-    try:
-        load_release(folder)
-    except SafetensorError:
-        return False
-    return True
 
 
 def plan_of(source: Path, dtype: str = "", keep: frozenset[str] = frozenset()) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.builders.editing import edit_json, set_fields
-from tests.faults.faults_in_weights import EMBEDDING, HEAD, K, Q, assign, interleave_rope, set_at, swap, tensors
+from tests.faults.faults_in_weights import EMBEDDING, HEAD, K, Q, assign, interleave_rope, leave, set_at, swap, tensors
 from tests.faults.planting import Fault
 from validators.expectation import Evidence
 
@@ -33,10 +33,6 @@ def tokenizer(**fields: object) -> Callable[[Path], None]:
 def set_rope(**fields: object) -> Callable[[Path], None]:
     """Return a planter that sets fields of the config's rope_parameters."""
     return lambda folder: edit_json(folder / "config.json", lambda value: value["rope_parameters"].update(fields))
-
-
-def leave(folder: Path) -> None:
-    """Plant nothing."""
 
 
 def copy(source: str, target: str) -> Callable[[Path], None]:

@@ -118,6 +118,10 @@ def fill_all(suffix: str, value: float) -> Callable[[Path], None]:
     return tensors(lambda held: held.update({n: torch.full_like(t, value) for n, t in held.items() if n.endswith(suffix)}))
 
 
+def leave(folder: Path) -> None:
+    """Plant nothing."""
+
+
 def forget_plan(evidence: Evidence) -> Evidence:
     return replace(evidence, plan=None)
 
@@ -144,7 +148,7 @@ SHAPES = (
     Fault("one_tensor_not_cast", "dense", "shapes.dtype", cast(torch.bfloat16, "norm.weight"), dtype="BF16"),  # 46
     Fault("cast_not_asked_for", "dense", "shapes.dtype", cast(torch.bfloat16)),
     Fault("dtype_mixed", "dense", "shapes.mixed-dtypes", assign(NORM, lambda t: t.bfloat16()), amend=forget_plan),  # 46
-    Fault("source_mixed", "dense", "shapes.mixed-source", lambda folder: None, prepare=assign(NORM, lambda t: t.bfloat16())),
+    Fault("source_mixed", "dense", "shapes.mixed-source", leave, prepare=assign(NORM, lambda t: t.bfloat16())),
     Fault("router_bias_bf16", "router_bias", "shapes.dtype", cast(torch.bfloat16), dtype="BF16"),  # 24
     Fault("router_bias_planned_bf16", "router_bias", "shapes.kept-cast", cast(torch.bfloat16), amend=plan_a_cast, dtype="BF16"),  # 24
 )
@@ -154,6 +158,8 @@ FINITE = (
     Fault("infinite_weight", "dense", "finite.nonfinite", set_at(DOWN, (3, 3), float("-inf"))),
     Fault("fp16_overflow", "dense", "finite.nonfinite", cast(torch.float16), prepare=set_at(UP, (1, 1), 1e5), dtype="F16"),  # 40
     Fault("matrix_never_filled", "dense", "finite.all-zero", assign(O, torch.zeros_like)),  # 17
+    Fault("projection_never_filled", "dense", "finite.all-zero", fill_all("o_proj.weight", 0.0)),
+    Fault("projection_zero_in_source", "dense", "finite.source-zero", leave, prepare=fill_all("o_proj.weight", 0.0)),
     Fault("norm_reset_to_ones", "dense", "finite.constant-outlier", assign(NORM, torch.ones_like)),  # 17
     Fault("one_value_in_every_layer", "dense", "finite.constant", fill_all("up_proj.weight", 0.25)),
     Fault("one_bias_lost", "tied", "finite.zero-bias", assign(BIAS, torch.zeros_like)),
@@ -192,7 +198,7 @@ VALUES = (
     Fault("one_bit_flipped", "dense", "values.differing", assign(DOWN, flip_bit)),
     Fault("negative_zero", "dense", "values.differing", set_at(UP, (0, 0), -0.0), prepare=set_at(UP, (0, 0), 0.0)),
     Fault("tensor_without_source", "dense", "values.not-compared", tensors(lambda held: held.update({"x.weight": torch.rand(3)}))),
-    Fault("half_compared", "dense", "values.partial", lambda folder: None, amend=lose_half_the_comparison),
+    Fault("half_compared", "dense", "values.partial", leave, amend=lose_half_the_comparison),
     Fault("flushed_to_zero", "dense", "values.flushed", cast(torch.float16), prepare=tensors(make_tiny), dtype="F16"),
 )
 

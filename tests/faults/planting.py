@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports.model import CheckResult
-from tests.builders.measuring import can_be_read, compare_logits, measure_tensors, measure_values, plan_of
+from tasks.measure import measure
+from tests.builders.measuring import compare_logits, plan_of
+from tests.builders.plans import whole, write_plan
 from tests.builders.releases import SoundRelease
 from validators.check import run
 from validators.checks import CHECKS
 from validators.expectation import Evidence
 from validators.release import open_release
+from validators.tables import parse_shape
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,19 @@ class Fault:
 
 
 def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", logits: str = "") -> Evidence:
-    """Return all evidence of a release in `folder` that was exported from `source`. Files no library reads are not measured."""
-    readable = can_be_read(folder)
+    """Return all evidence of a release in `folder` that was exported from `source`, measured as the product measures."""
     release = open_release(folder)
     files = [folder / file.name for file in release.files] if release.manifest else []
+    plan = plan_of(source, dtype, sound.expected.keep_fp32)
+    targets = [whole(row.name, parse_shape(row.shape), row.dtype) for row in plan[["name", "shape", "dtype"]].itertuples(index=False)]
+    plan_path = write_plan(folder.parent / f"{folder.name}.plan.json", "hf", source, targets)
+    measured = measure(folder, plan_path=plan_path, source_roots=(source,), workers=1)
     return Evidence(
         release,
         sound.expected,
-        plan=plan_of(source, dtype, sound.expected.keep_fp32),
-        tensors=measure_tensors(folder) if readable and release.files else None,
-        values=measure_values(folder, source) if readable and release.files else None,
+        plan=plan,
+        tensors=measured.tensors,
+        values=measured.values,
         logits=(compare_logits(folder, source, logits),) if logits else (),
         dtype=dtype,
         digests={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},

@@ -3,14 +3,16 @@
 import shutil
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 from tests.builders.editing import edit_tensors, set_fields
+from tests.builders.measuring import measure_tensors, measure_values
 from tests.builders.releases import build_release
-from tests.faults.faults_in_weights import cast, fill_all
+from tests.faults.faults_in_weights import cast, fill_all, swap
 from tests.faults.planting import gather, judge_all
-from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
+from validators.release import open_release
 
 SKIPPED_WITHOUT_LOGITS = {"logits"}
 
@@ -29,11 +31,21 @@ def test_sound_release_has_no_finding_at_all(name, sound):
     assert [finding for result in results for finding in result.findings] == []
 
 
-def test_measured_tables_fit_their_models(sound, tmp_path):
-    evidence = gather(sound["moe"].folder, sound["moe"].folder, sound["moe"])
-    for model, table in ((PlanTable, evidence.plan), (TensorTable, evidence.tensors), (ValueTable, evidence.values)):
-        again = read_table(model, write_table(model, table, tmp_path / "table.csv"))
-        assert list(again["name"]) == list(table["name"])
+@pytest.mark.parametrize("name", ["dense", "router_bias"])
+@pytest.mark.parametrize(
+    "plant", [lambda folder: None, swap((".layers.0.", ".layers.1.")), cast(torch.bfloat16)], ids=["sound", "swapped", "cast"]
+)
+def test_product_measures_as_torch_does_on_whole_tensors(name, plant, sound, tmp_path):
+    source, folder = sound[name].folder, tmp_path / "release"
+    shutil.copytree(source, folder)
+    plant(folder)
+    stored = {tensor.dtype for tensor in open_release(folder).stored()}
+    evidence = gather(folder, source, sound[name], dtype="BF16" if stored == {"BF16"} else "")
+    compared = ~evidence.values["name"].isin(sound[name].expected.keep_fp32)  # planned in fp32, so not compared with a cast one
+    for ours, theirs in ((evidence.tensors, measure_tensors(folder)), (evidence.values[compared], measure_values(folder, source))):
+        ours, theirs = (table.set_index("name").sort_index() for table in (ours, theirs))
+        shared = [column for column in theirs.columns if column != "relative_error"]
+        pd.testing.assert_frame_equal(ours[shared], theirs.loc[ours.index, shared], check_dtype=False, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("code", "dtype"), [("BF16", torch.bfloat16), ("F16", torch.float16)])

@@ -48,6 +48,13 @@ def test_crash_becomes_errored_and_names_kind_place_and_words():
     assert result.reason.endswith("by nought")
 
 
+def test_long_words_of_a_crash_are_cut():
+    def crash(evidence):
+        raise ValueError("x" * 5000)
+
+    assert len(run(Check("crashing", (), crash), EMPTY, still).reason) < 400
+
+
 def test_interrupt_is_not_turned_into_a_result():
     def interrupt(evidence):
         raise KeyboardInterrupt

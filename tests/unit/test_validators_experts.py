@@ -66,3 +66,18 @@ def test_lost_experts_are_named_once_per_layer():
 def test_dense_model_is_looked_over_for_experts():
     expected = Expectation("llama", {"model.norm.weight": (4,)}, is_tied=False)
     assert examine(Evidence(planned_release({"model.norm.weight": (4,)}), expected)).examined == 1
+
+
+def test_experts_with_equal_weights_are_identical_whatever_their_zero_biases():
+    names = tuple((f"{PREFIX}{e}.up_proj.weight", f"{PREFIX}{e}.up_proj.bias") for e in range(3))
+    expected = replace(EXPECTED, experts=(ExpertGroup(0, ROUTER, names),))
+    rows = [
+        {"name": name, "file": "m", "dtype": "F32", "shape": "6", "absmax": size, "rms": size, "mean": 0.0, "nonfinite": 0}
+        | {"zero_share": float(size == 0), "constant": int(size == 0)}
+        for (weight, bias), rms in zip(names, (1.0, 2.0, 1.0), strict=True)
+        for name, size in ((weight, rms), (bias, 0.0))
+    ]
+    (found,) = examine(
+        Evidence(planned_release({n: (6,) for pair in names for n in pair} | {ROUTER: (3, 4)}), expected, tensors=pd.DataFrame(rows))
+    ).findings
+    assert (found.code, found.where, found.found) == ("experts.identical", f"{PREFIX}2", "those of expert 0")

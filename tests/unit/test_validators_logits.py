@@ -22,8 +22,8 @@ def judge(limits=None, **metrics):
 def test_equal_logits_pass_with_measures_beside_limits():
     result = judge()
     assert (result.status, result.examined) == ("passed", 500)
-    assert result.measured["mapping.mean_kl"] == 1e-9
-    assert result.limits["mapping.mean_kl"] == 1e-7
+    assert result.measured["mapping against recorded: mean_kl"] == 1e-9
+    assert result.limits["mapping against recorded: mean_kl"] == 1e-7
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_failure_names_both_sides_the_row_and_the_first_diverging_layer():
 
 
 def test_nan_stays_visible_in_the_measures():
-    assert str(judge(mean_kl=float("nan")).measured["mapping.mean_kl"]) == "nan"
+    assert str(judge(mean_kl=float("nan")).measured["mapping against recorded: mean_kl"]) == "nan"
 
 
 @pytest.mark.parametrize(("positions", "status"), [(199.0, "passed"), (200.0, "failed")])

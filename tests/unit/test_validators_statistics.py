@@ -40,8 +40,18 @@ ZERO = {"absmax": 0.0, "rms": 0.0, "mean": 0.0, "zero_share": 1.0, "constant": 1
 ONES = {"absmax": 1.0, "rms": 1.0, "mean": 1.0, "constant": 1}
 
 
-def test_all_zero_matrix_is_an_error_even_in_every_layer():
-    assert codes_of(finite.examine(evidence(layers("mlp.up_proj.weight", ZERO, ZERO)))) == ["finite.all-zero"] * 2
+def test_all_zero_matrix_in_every_layer_is_excused_only_by_an_exact_source():
+    rows = layers("mlp.up_proj.weight", ZERO, ZERO)
+    assert codes_of(finite.examine(evidence(rows))) == ["finite.all-zero"] * 2
+    proven = [value(row["name"]) for row in rows]
+    assert codes_of(finite.examine(evidence(rows, proven))) == ["finite.source-zero"] * 2
+    assert codes_of(finite.examine(evidence(layers("mlp.up_proj.weight", ZERO, {}), proven))) == ["finite.all-zero"]
+
+
+def test_scalar_of_zero_is_normal_unless_other_layers_differ():
+    scalar = ZERO | {"shape": "1", "constant": 0}
+    assert codes_of(finite.examine(evidence(layers("attn.gate", scalar, scalar)))) == []
+    assert codes_of(finite.examine(evidence(layers("attn.gate", scalar, {"shape": "1"})))) == ["finite.zero-bias"]
 
 
 def test_zero_biases_are_a_warning_only_where_they_stand_out():

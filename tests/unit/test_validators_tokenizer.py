@@ -111,3 +111,44 @@ def test_code_in_the_folder_is_never_run(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     assert codes_of(judge(folder)) == ["tokenizer.unreadable"]
     assert not (folder / "ran").exists()
+
+
+def sized(content):
+    """Return a protobuf field 1 with its length as a varint."""
+    low, high = len(content) & 0x7F, len(content) >> 7
+    return b"\x0a" + (bytes([low | 0x80, high]) if high else bytes([low])) + content
+
+
+def piece(text, kind=1):
+    """Return one SentencePiece piece as protobuf holds it: text, score, type."""
+    return sized(sized(text) + b"\x15" + bytes(4) + b"\x18" + bytes([kind]))
+
+
+MODEL = piece(b"<s>") + piece(b"</s>", 3) + piece("▁größe".encode()) + piece(b"z" * 300) + b"\x12\x02\x18\x01"
+
+
+def test_sentencepiece_model_is_read_without_its_library(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(MODEL)
+    assert judge(folder).measured["largest_id"] == 3
+    assert codes_of(judge(folder, config={"eos_token_id": 1})) == []
+    assert codes_of(judge(folder, config={"eos_token_id": 2})) == ["tokenizer.eos-mismatch"]
+
+
+@pytest.mark.parametrize("damage", [MODEL[:-1], MODEL[:40], b"\x0f" + MODEL, b"\xff" * 20, b"PK\x03\x04 not a model"])
+def test_damaged_sentencepiece_model_is_unreadable(damage, folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(damage)
+    assert codes_of(judge(folder)) == ["tokenizer.unreadable"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("vocab.json", json.dumps(TOKENS)), ("vocab.txt", "\n".join(TOKENS))], ids=["vocab.json", "vocab.txt"]
+)
+def test_older_vocabulary_files_are_read_with_what_was_added(name, text, folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / name).write_text(text)
+    (folder / "added_tokens.json").write_text('{"<tool>": 4}')
+    settings = SETTINGS | {"added_tokens_decoder": {"5": {"content": "<call>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert judge(folder, rows=6).measured == {"ids": 6, "largest_id": 5, "embedding_rows": 6, "rows_without_id": 0}
