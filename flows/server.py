@@ -89,14 +89,17 @@ def prepare_prefect() -> None:
 
 
 def await_prefect(timeout_seconds: float = START_SECONDS) -> None:
-    """Wait until the embedded server answers; returns at once when the user's own server is used.
+    """Wait until the embedded server answers, or see that the user's own one does.
 
     Args:
-        timeout_seconds: how long to wait.
+        timeout_seconds: how long to wait for the embedded one.
 
     Raises:
-        ServerError: the server ended, or did not answer in time; the message has the last lines of its log.
+        ServerError: the embedded server ended, or did not answer in time (the message has the last lines of its log); or the user's own
+            server cannot be reached.
     """
+    if not _running:
+        _ask_health()
     for server in _running:
         if not server.is_ready:
             for module in _FIRST_FLOW:
@@ -192,6 +195,22 @@ def _await_ready(server: _Server, timeout_seconds: float) -> None:
             f"the embedded Prefect server {what}. Its last words: {tail or 'none'}.",
             where=os.environ.get("PREFECT_HOME") or "~/.prefect",
             remedy="Try again, set PREFECT_HOME to a folder on a local disk, or name a running server in PREFECT_API_URL.",
+        )
+
+
+def _ask_health() -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    if not PREFECT_API_URL.value():  # asking would make Prefect start a server of its own
+        raise ServerError("no Prefect server is prepared.", remedy="Call prepare_prefect() first.")
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        raise ServerError(
+            f"the Prefect server does not answer ({type(error).__name__}: {error}).",
+            where=str(PREFECT_API_URL.value()),
+            remedy="Start it, correct PREFECT_API_URL, or unset it to use the embedded server.",
         )
 
 

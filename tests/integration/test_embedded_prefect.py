@@ -231,7 +231,7 @@ def test_a_server_the_user_configured_is_used_and_none_is_started(tmp_path, file
         more["PREFECT_API_URL"] = "http://user.example/api"
     else:
         (tmp_path / file).write_text(text)
-    ask = "server.await_prefect()\nfrom prefect.settings import PREFECT_API_URL\nprint(PREFECT_API_URL.value())"
+    ask = "from prefect.settings import PREFECT_API_URL\nprint(PREFECT_API_URL.value())"
     out, err = command(START + ask, home, tmp_path, **more).communicate(timeout=60)
     assert out.split() == ["0", "http://user.example/api"], err
 
@@ -254,6 +254,29 @@ def test_settings_that_name_no_server_keep_the_embedded_one(home, tmp_path, file
     assert int(server) > 0, err
     assert url.startswith("http://127.0.0.1:")
     assert not is_alive(int(server))
+
+
+def test_a_configured_server_that_does_not_answer_is_named(tmp_path):
+    tell = """
+from reports.errors import ServerError
+try:
+    server.await_prefect()
+except ServerError as error:
+    print(error)
+"""
+    url = "http://127.0.0.1:9/api"
+    out, err = command(START + tell, tmp_path, tmp_path, PREFECT_API_URL=url).communicate(timeout=120)
+    assert err == ""
+    assert out.startswith(f"0\n{url}: the Prefect server does not answer (")
+    assert "unset it to use the embedded server" in out
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_our_own_machine(home, tmp_path):
+    dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    before = count(home, "task_run")
+    out, err = command(FLOW, home, tmp_path, **dead, NO_PROXY="intranet.example").communicate(timeout=120)
+    assert (out.split()[1:], err) == (["3"], "")
+    assert count(home, "task_run") == before + 2
 
 
 def test_telemetry_is_off_and_the_console_is_quiet_unless_the_user_says_otherwise(home, tmp_path):
