@@ -11,6 +11,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 from reports.errors import FormatError, HostilePickleError
@@ -135,7 +136,8 @@ def read_dcp_metadata(content: bytes) -> tuple[DcpTensor, ...]:
 
     Raises:
         HostilePickleError: a global outside the closed list.
-        FormatError: cut short, not a DCP `.metadata`, a chunk without a place, or bytes written through a stream transform.
+        FormatError: cut short, not a DCP `.metadata`, a chunk without a place or outside the checkpoint, or bytes behind a
+            stream transform.
     """
     try:
         root = _ClosedUnpickler(io.BytesIO(content)).load()
@@ -189,6 +191,8 @@ def _place(key: str, box: Box, places: Mapping[tuple[object, object], _Record]) 
     if isinstance(info.state, dict) and info.state.get("transform_descriptors"):
         raise FormatError("stored through a stream transform", where=key)
     path = _expect(info.get("relative_path"), str, key)
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise FormatError(f"points outside the checkpoint, to {path}", where=key)
     return ItemPlace(box, path, _expect(info.get("offset"), int, key), _expect(info.get("length"), int, key))
 
 

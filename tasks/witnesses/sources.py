@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -90,30 +90,33 @@ class _Reopening:
 
 
 def _decode_dcp(roots: tuple[Path, ...]) -> Stored:
-    folder = _find_folder(roots[0], ".metadata", ("pytorch_model_fsdp_*",))
+    folder = find_dcp_folder(roots[0])
     searched = (folder, *roots[1:])
     tensors = read_dcp_metadata((folder / ".metadata").read_bytes())
     stored: dict[str, tuple[StoredBox, ...]] = {}
     for tensor in tensors:
-        for name in _names(tensor):
-            if name in stored:
-                raise FormatError(f"two tensors are called {name} once wrappers are stripped", where=".metadata")
-            stored[name] = tuple(_saved(searched, place) for place in tensor.places)
+        name = model_name(tensor)
+        if name in stored:
+            raise FormatError(f"two tensors are called {name} once wrappers are stripped", where=".metadata")
+        stored[name] = tuple(_saved(searched, place) for place in tensor.places)
     return stored
 
 
-def _names(tensor: DcpTensor) -> tuple[str, ...]:
-    # A tensor answers to its path without the top key, else to its whole path.
+def model_name(tensor: DcpTensor) -> str:
+    """Return what a tensor of a `.metadata` is called in its model: its path without the top key and the wrappers.
+
+    Args:
+        tensor: as listed.
+
+    Returns:
+        The name; for training state, something no model has.
+    """
     head, *rest = tensor.path
-    kept = rest if rest and head in _TOP_KEYS else tensor.path
-    return (strip_wrappers(".".join(kept)),)
+    return strip_wrappers(".".join(rest if rest and head in _TOP_KEYS else tensor.path))
 
 
 def _saved(folders: tuple[Path, ...], place: ItemPlace) -> SavedTensor:
-    relative = PurePosixPath(place.path)
-    if relative.is_absolute() or ".." in relative.parts:
-        raise FormatError("points outside the checkpoint", where=f".metadata: {place.path}")
-    found = next((folder / relative for folder in folders if (folder / relative).is_file()), folders[0] / relative)
+    found = next((folder / place.path for folder in folders if (folder / place.path).is_file()), folders[0] / place.path)
     return SavedTensor(found, place.start, place.nbytes, None, place.box)
 
 
@@ -169,13 +172,23 @@ def _open_safetensors(file: Path) -> Iterator[_Handle]:
         raise FormatError(f"the safetensors library refuses it: {error}", where=str(file)) from None
 
 
-def _find_folder(root: Path, marker: str, below: tuple[str, ...]) -> Path:
-    # The root itself, or the only folder right below it (accelerate) that has the marker.
-    if (root / marker).is_file():
+def find_dcp_folder(root: Path) -> Path:
+    """Return the folder that has the `.metadata`: the root, or the one right below it that accelerate makes.
+
+    Args:
+        root: the checkpoint.
+
+    Returns:
+        The folder.
+
+    Raises:
+        NotHeardError: there is none, or several.
+    """
+    if (root / ".metadata").is_file():
         return root
-    found = sorted(folder for pattern in below for folder in root.glob(pattern) if (folder / marker).is_file())
+    found = sorted(folder for folder in root.glob("pytorch_model_fsdp_*") if (folder / ".metadata").is_file())
     if len(found) != 1:
-        raise NotHeardError(f"{len(found)} folders with {marker}", where=str(root))
+        raise NotHeardError(f"{len(found)} folders with a .metadata", where=str(root))
     return found[0]
 
 

@@ -1,0 +1,226 @@
+"""The logits comparisons of one export, put together: *mapping* against witnesses, *cast* against the merged values.
+
+*Mapping*: the merged values, before any cast, against what a witness says, at the limits of the coarsest of the source's dtype and the
+witness's forward. *Cast*: the release against the merged values, its mean KL held near what an honest cast by torch costs in this very
+run. Where nothing is cast the release is the merged folder, and a second forward must give the same logits.
+
+Every forward of ours runs in fp32: rounding is then the weights', not the forward's.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import torch
+
+from reports.model import LogitsComparison, Witness
+from tasks.batches import Batch
+from tasks.divergence import Divergence, diverge
+from tasks.forward import Room, default_batches, first_diverging_layer, limits_of, open_model, reachable_ids, why_not_runnable
+from tasks.honest_cast import write_honest_cast
+from tasks.measure import DTYPES
+from tasks.witnesses import framework, recorded
+from tasks.witnesses.hearing import NotHeardError
+from validators.policy import LIMITS, LOWER, TOP1_POSITIONS, UPPER, cast_limits, limits_row
+
+_EPS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7, "F64": 2.0**-52}  # spacing of the floats at one
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is compared.
+
+    `merged` is the release before any cast, or `release` itself when nothing was cast. Dtypes are safetensors codes. `tokenizer` is a
+    folder with a sound tokenizer, or None; `scratch` a folder that is made, filled and removed.
+    """
+
+    release: Path
+    merged: Path
+    source_format: str
+    source_roots: tuple[Path, ...]
+    source_dtype: str
+    release_dtype: str
+    is_moe: bool
+    golden: Path | None
+    tokenizer: Path | None
+    memory_limit: int
+    scratch: Path
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the release's values are a cast of the merged ones."""
+        return self.release != self.merged
+
+    @property
+    def room(self) -> Room:
+        """What each forward may use."""
+        return Room(self.memory_limit, self.scratch / "offload")
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsEvidence:
+    """What was found. `values` is a ValueTable of live parameters, None when the framework was not heard; `reason` why nothing ran."""
+
+    comparisons: tuple[LogitsComparison, ...] = ()
+    witnesses: tuple[Witness, ...] = ()
+    values: pd.DataFrame | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    # What the merged model gave: logits by batch, in the order of the batches.
+    batches: tuple[Batch, ...]
+    logits: tuple[torch.Tensor, ...]
+    reachable: int
+
+
+def compare(subject: Subject) -> LogitsEvidence:
+    """Run the release and hold its logits against what is known.
+
+    Args:
+        subject: what to compare.
+
+    Returns:
+        The comparisons, the witnesses heard or not, and the framework's comparison of parameters.
+
+    Raises:
+        FormatError: the golden file cannot be this model's.
+        ForwardError: transformers does not load the release or the merged folder.
+    """
+    subject.scratch.mkdir(parents=True)
+    try:
+        return _compare(subject)
+    finally:
+        shutil.rmtree(subject.scratch)
+
+
+def _compare(subject: Subject) -> LogitsEvidence:
+    reason = why_not_runnable(subject.release)
+    if reason:
+        silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME))
+        return LogitsEvidence(witnesses=silent, reason=reason)
+    golden = _read_golden(subject)
+    live, said = _hear_framework(subject)
+    values = live.compare_parameters(subject.release, DTYPES[subject.release_dtype]) if live else None
+    batches = default_batches(subject.release, tokenizer_folder=subject.tokenizer)
+    if golden is not None:
+        batches = (*batches, Batch("recorded", golden.input_ids))
+    run = _Run(batches, _run(subject.merged, batches, subject), reachable_ids(subject.release, subject.tokenizer))
+    comparisons = []
+    if golden is not None:
+        comparisons.append(_compare_recorded(subject, golden, run))
+    if live is not None:
+        comparisons.append(_compare_framework(subject, live, run))
+    comparisons.append(_compare_cast(subject, run) if subject.is_cast else _repeat(subject, run))
+    heard = Witness("recorded", golden is not None, ("mapping",), _describe(golden))
+    return LogitsEvidence(tuple(comparisons), (heard, said), values)
+
+
+def _read_golden(subject: Subject) -> recorded.Recorded | None:
+    if subject.golden is None:
+        return None
+    vocab, max_position = limits_of(subject.release)
+    reachable = reachable_ids(subject.release, subject.tokenizer)
+    return recorded.read_recorded(subject.golden, vocab=vocab, reachable=reachable, max_position=max_position)
+
+
+def _describe(golden: recorded.Recorded | None) -> str:
+    if golden is None:
+        return "no recorded logits given (--golden)"
+    rows, length = golden.input_ids.shape
+    return f"{rows} rows of {length} tokens, recorded by the trainer in {golden.computed_in}"
+
+
+def _hear_framework(subject: Subject) -> tuple[framework.Framework | None, Witness]:
+    proves = ("bytes", "mapping")
+    try:
+        live = framework.Framework(subject.source_format, subject.source_roots, subject.release, subject.memory_limit)
+    except NotHeardError as reason:
+        return None, Witness(framework.NAME, False, proves, str(reason))
+    return live, Witness(framework.NAME, True, proves, "torch's own loader filled transformers' own model")
+
+
+def _run(folder: Path, batches: Sequence[Batch], subject: Subject) -> tuple[torch.Tensor, ...]:
+    with open_model(folder, subject.room) as model:
+        return tuple(model.run(batch.input_ids).logits for batch in batches)
+
+
+def _hidden(folder: Path, batch: Batch, subject: Subject) -> tuple[torch.Tensor, ...]:
+    with open_model(folder, subject.room) as model:
+        return model.run(batch.input_ids[:1], hidden=True).hidden
+
+
+def _compare_recorded(subject: Subject, golden: recorded.Recorded, run: _Run) -> LogitsComparison:
+    row = limits_row("", subject.source_dtype, golden.computed_in, is_moe=subject.is_moe)
+    noise = _EPS[golden.computed_in] * float(golden.logits.abs().max())
+    found = diverge([golden.logits], [run.logits[-1]], vocab=min(golden.vocab, run.reachable), noise=noise)
+    return _comparison("mapping", "recorded logits", "merged values", row, found, LIMITS[row])
+
+
+def _compare_framework(subject: Subject, live: framework.Framework, run: _Run) -> LogitsComparison:
+    row = limits_row("", subject.source_dtype, "F32", is_moe=subject.is_moe)
+    reference = [live.run(batch.input_ids)[0] for batch in run.batches]
+    noise = _EPS["F32"] * max(float(logits.abs().max()) for logits in reference)
+    found = diverge(reference, run.logits, vocab=run.reachable, noise=noise)
+    comparison = _comparison("mapping", "framework's live model", "merged values", row, found, LIMITS[row])
+    if is_within(comparison):
+        return comparison
+    ids = run.batches[0].input_ids[:1]
+    layer = first_diverging_layer(live.run(ids)[1], _hidden(subject.merged, run.batches[0], subject))
+    return replace(comparison, first_diverging_layer=layer)
+
+
+def _compare_cast(subject: Subject, run: _Run) -> LogitsComparison:
+    honest = write_honest_cast(subject.merged, subject.release, subject.scratch / "honest-cast")
+    try:
+        floor = diverge(run.logits, _run(honest, run.batches, subject), vocab=run.reachable, noise=0.0)
+        found = diverge(run.logits, _run(subject.release, run.batches, subject), vocab=run.reachable, noise=floor.metrics["max_abs"])
+        row = limits_row(subject.release_dtype, subject.source_dtype, "", is_moe=subject.is_moe)
+        limits = cast_limits(row, floor.metrics["mean_kl"])
+        comparison = _comparison("cast", "merged values", "release", row, found, limits, noise_floor=floor.metrics["mean_kl"])
+        if is_within(comparison):
+            return comparison
+        layer = first_diverging_layer(_hidden(honest, run.batches[0], subject), _hidden(subject.release, run.batches[0], subject))
+        return replace(comparison, first_diverging_layer=layer)
+    finally:
+        shutil.rmtree(honest)
+
+
+def _repeat(subject: Subject, run: _Run) -> LogitsComparison:
+    found = diverge(run.logits, _run(subject.release, run.batches, subject), vocab=run.reachable, noise=0.0)
+    row = limits_row(subject.release_dtype, subject.source_dtype, "", is_moe=subject.is_moe)
+    return _comparison("cast", "merged values (nothing is cast)", "release, run again", row, found, cast_limits(row, 0.0))
+
+
+def _comparison(
+    name: Literal["mapping", "cast"],
+    reference: str,
+    candidate: str,
+    row: str,
+    found: Divergence,
+    limits: Mapping[str, float],
+    **measured: float,
+) -> LogitsComparison:
+    metrics = {**found.metrics, **measured}
+    return LogitsComparison(name, reference, candidate, row, found.positions, metrics, dict(limits), found.kl_by_position)
+
+
+def is_within(comparison: LogitsComparison) -> bool:
+    """Say whether every limited metric is within its limit; NaN is not.
+
+    Args:
+        comparison: with its limits.
+
+    Returns:
+        False as soon as one is not.
+    """
+    metrics, limits = comparison.metrics, dict(comparison.limits)
+    if metrics["top1_positions"] < TOP1_POSITIONS:
+        limits.pop("top1", None)  # too few positions to say anything
+    return all(metrics[key] <= limits[key] for key in limits.keys() & UPPER) and all(
+        metrics[key] >= limits[key] for key in limits.keys() & LOWER
+    )
