@@ -18,7 +18,7 @@ from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report, Verdict
 from reports.write import ReportPaths, write_report
 from tasks.check import check_plan, check_release, measure_release, read_statistics
-from tasks.compare_logits import compare_logits
+from tasks.compare_logits import compare_logits, merge_uncast
 from tasks.engine.writing.sidecars import Lineage
 from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
 from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
@@ -26,6 +26,7 @@ from tasks.load_shards import load_shards
 from tasks.publish import publish
 from tasks.reshard import reshard
 from tasks.write import finish_release, write_file
+from validators.check import has_tokenizer
 from validators.checks import CHECKS
 from validators.policy import REQUIRED_CHECKS
 
@@ -165,12 +166,25 @@ def _write(run: Run, prepared: Prepared, stage: Stage) -> None:
 def _compare(request: ExportRequest, run: Run, prepared: Prepared, stage: Stage) -> Compared:
     if "logits" in request.skips:
         return Compared(reason=f"--skip: {request.skips['logits']}")
-    return run.phase(
-        "logits",
-        lambda: run.runner.call(
-            compare_logits, prepared.loaded, prepared.planned, stage.folder, run.folder, request.golden, request.witness_memory
-        ),
-    )
+    if prepared.planned.config is None:
+        return Compared(reason="no config to run the model with")
+    tokenizer = prepared.assets if has_tokenizer(prepared.assets) and "tokenizer" not in request.skips else None
+    return run.phase("logits", lambda: _run_logits(request, run, prepared, stage, tokenizer))
+
+
+def _run_logits(request: ExportRequest, run: Run, prepared: Prepared, stage: Stage, tokenizer: Path | None) -> Compared:
+    planned, loaded, call = prepared.planned, prepared.loaded, run.runner.call
+    if planned.uncast is None:
+        return call(
+            compare_logits, loaded, planned, stage.folder, stage.folder, run.folder, request.golden, tokenizer, request.witness_memory
+        )
+    beside = stage.folder.with_name(f"{stage.folder.name}-uncast")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        merged = call(merge_uncast, loaded, planned, beside)
+        return call(compare_logits, loaded, planned, stage.folder, merged, run.folder, request.golden, tokenizer, request.witness_memory)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[str, ...] = ()) -> Outcome:

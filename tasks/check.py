@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
+import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -75,7 +76,8 @@ def check_release(
     Returns:
         The results, in the order of CHECKS.
     """
-    values = read_table(ValueTable, measured.values) if measured.witness.heard else None
+    heard = [path for path in (measured.values if measured.witness.heard else None, compared.values) if path is not None]
+    values = pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None
     evidence = Evidence(
         open_release(folder),
         _expected(planned),
@@ -84,7 +86,7 @@ def check_release(
         values,
         (measured.witness, *compared.witnesses),
         compared.comparisons,
-        planned.release_dtype if planned.is_cast else "",
+        planned.release_dtype if planned.uncast else "",
         {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"},
     )
     return Judged(_run_all(CHECKS, evidence, skips, clock))

@@ -1,26 +1,83 @@
-"""Compare logits on a small batch: the mapping against a witness, the cast against the merged values."""
+"""Compare logits on a small batch: the mapping against witnesses, the cast against the merged values."""
 
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.engine.planning.plan import plan_from_json
+from tasks.engine.writing.execute import execute_file
+from tasks.engine.writing.sidecars import write_sidecars
 from tasks.handover import Compared, Loaded, Planned
+from tasks.logits_line import Subject, compare
+from tasks.reshard import read_config
+from tasks.sources import opened
+from validators.expectation import expectation_from_json
+from validators.tables import ValueTable, write_table
+
+
+@task(name="merge uncast", cache_policy=NO_CACHE)
+def merge_uncast(loaded: Loaded, planned: Planned, folder: Path) -> Path:
+    """Write the merged values before any cast: what both logits comparisons are held against.
+
+    Args:
+        loaded: the checkpoint.
+        planned: the plan; casts something.
+        folder: made and filled.
+
+    Returns:
+        `folder`.
+    """
+    assert planned.uncast is not None
+    plan, source = plan_from_json(planned.uncast.read_text()), opened(loaded.ref)
+    folder.mkdir(parents=True)
+    for file in plan.files:
+        execute_file(file, source, folder / file.name)
+    write_sidecars(folder, plan, read_config(planned.config.parent if planned.config else None), None)
+    return folder
 
 
 @task(name="compare logits", cache_policy=NO_CACHE)
-def compare_logits(loaded: Loaded, planned: Planned, folder: Path, run_folder: Path, golden: Path | None, memory_nbytes: int) -> Compared:
+def compare_logits(
+    loaded: Loaded,
+    planned: Planned,
+    release: Path,
+    merged: Path,
+    run_folder: Path,
+    golden: Path | None,
+    tokenizer: Path | None,
+    memory: int,
+) -> Compared:
     """Run the release and hold its logits against what is known.
 
     Args:
         loaded: the checkpoint.
         planned: the plan.
-        folder: the stage.
-        run_folder: for what must be written on the way.
+        release: the stage.
+        merged: the release before any cast; the stage itself when nothing is cast.
+        run_folder: for tables, and scratch space that is removed again.
         golden: recorded logits.
-        memory_nbytes: what models may take.
+        tokenizer: folder of a tokenizer that its check has passed.
+        memory: bytes that models may take.
 
     Returns:
         The comparisons.
     """
-    return Compared(reason="not built yet")
+    expected = expectation_from_json(planned.expected.read_text()) if planned.expected else None
+    found = compare(
+        Subject(
+            release,
+            merged,
+            loaded.format,
+            loaded.roots,
+            planned.source_dtype,
+            planned.release_dtype,
+            bool(expected and expected.experts),
+            golden,
+            tokenizer,
+            memory,
+            release.parent / f"{release.name}-scratch",
+        )
+    )
+    values = None if found.values is None else write_table(ValueTable, found.values, run_folder / "live_values.csv")
+    return Compared(found.comparisons, found.witnesses, found.reason, values)

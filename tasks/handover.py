@@ -48,7 +48,8 @@ class ModelRequest:
 class Planned:
     """A plan in the run folder, with what later steps need to know of it.
 
-    `table` is a PlanTable; `expected` a stored Expectation, None for `--family none`; `config` the config the release gets, None without.
+    `table` is a PlanTable; `uncast` the same plan without its casts, None when it has none; `expected` a stored Expectation, None for
+    `--family none`; `config` the config the release gets, None without.
     """
 
     path: Path
@@ -58,7 +59,7 @@ class Planned:
     config: Path | None
     files: tuple[tuple[str, int], ...]
     nbytes: int
-    is_cast: bool
+    uncast: Path | None
     source_dtype: str
     release_dtype: str
     changes: tuple[Change, ...]
@@ -76,11 +77,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the logits showed: comparisons, witnesses heard or not, and why there is nothing to compare."""
+    """What the logits showed: comparisons, witnesses heard or not, why there is nothing to compare, and a ValueTable of the live model."""
 
     comparisons: tuple[LogitsComparison, ...] = ()
     witnesses: tuple[Witness, ...] = ()
     reason: str = ""
+    values: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,11 +11,13 @@ from prefect.cache_policies import NO_CACHE
 
 from reports.errors import RequestError
 from reports.model import Omission
+from tasks.engine.families.family import described
 from tasks.engine.planning.choose import Choice, choose_family, expectation_for
 from tasks.engine.planning.plan import ExportPlan, Input, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
+from tasks.forward import describe_architecture
 from tasks.handover import ModelRequest, Planned, SourceRef
 from tasks.sources import catalog_of
 from validators.expectation import Expectation, expectation_to_json
@@ -35,7 +38,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     """
     catalog = catalog_of(ref)
     config = read_config(request.assets)
-    choice = choose_family(request.family, config, keep_tied_head=request.keep_tied_head, describe=_describe)
+    choice = choose_family(request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: _describe(request.assets))
     plan = make_plan(catalog, _plan_request(request, choice))
     path = folder / "plan.json"
     path.write_text(plan_to_json(plan))
@@ -49,7 +52,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         _store_config(written, folder),
         tuple((file.name, file.nbytes) for file in plan.files),
         plan.nbytes,
-        any(tensor.encoding == "cast" for _, tensor in plan.tensors()),
+        _store_uncast(plan, catalog, request, choice, folder),
         _source_dtype(plan),
         release_dtype(plan),
         changes,
@@ -81,8 +84,15 @@ def read_config(assets: Path | None) -> Mapping[str, object]:
     return config
 
 
-def _describe(config: Mapping[str, object]) -> Expectation:
-    raise RequestError(f"no family for model type {config.get('model_type')!r}", where="config.json", remedy="Use --family none.")
+def _describe(assets: Path | None) -> Expectation:
+    # Only called with a config, so with assets. Of an untied model, the embedding is the first tensor and the head the last with its shape.
+    assert assets is not None
+    found = describe_architecture(assets)
+    kept, alias = found.tied[0] if found.tied else (next(iter(found.shapes), ""), "")
+    alike = [name for name, shape in found.shapes.items() if name != kept and shape == found.shapes.get(kept)]
+    head = alias or (alike[-1] if alike else "")
+    model_type = str(read_config(assets).get("model_type"))
+    return described(found.shapes, is_tied=bool(found.tied), embedding=kept, head=head, model_type=model_type)
 
 
 def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:
@@ -101,6 +111,14 @@ def _plan_table(plan: ExportPlan) -> pd.DataFrame:
 
 def _box(box: Input) -> str:
     return f"{box.name}[{','.join(f'{o}:{o + n}' for o, n in zip(box.offset, box.shape, strict=True))}]"
+
+
+def _store_uncast(plan: ExportPlan, catalog: Catalog, request: ModelRequest, choice: Choice, folder: Path) -> Path | None:
+    if all(tensor.encoding == "copy" for _, tensor in plan.tensors()):
+        return None
+    path = folder / "plan_uncast.json"
+    path.write_text(plan_to_json(make_plan(catalog, _plan_request(replace(request, dtype=""), choice))))
+    return path
 
 
 def _store_expectation(expected: Expectation | None, folder: Path) -> Path | None:
