@@ -53,13 +53,13 @@ def diverge(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]
     Raises:
         ShapeError: batches differ in shape, have too few columns, or there is no position at all.
     """
+    if sum(first.shape[0] * first.shape[1] for first in reference) == 0:
+        raise ShapeError("no position to compare", where="logits")
     rows: list[_Row] = []
     for first, second in zip(reference, candidate, strict=True):
         if first.shape[:2] != second.shape[:2] or min(first.shape[2], second.shape[2]) < vocab:
             raise ShapeError(f"logits {tuple(first.shape)} against {tuple(second.shape)}, {vocab} columns wanted", where="logits")
         rows += [_compare_row(a[:, :vocab].double(), b[:, :vocab].double(), noise) for a, b in zip(first, second, strict=True)]
-    if not rows or not any(len(row.kl) for row in rows):
-        raise ShapeError("no position to compare", where="logits")
     kl = torch.cat([row.kl for row in rows])
     counts = torch.cat([row.counts for row in rows])
     agrees = torch.cat([row.agrees for row in rows])[counts]

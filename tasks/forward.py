@@ -4,7 +4,6 @@ transformers is imported inside the functions: it costs seconds. Code from a mod
 deterministic: eval mode, eager attention and eager experts, no cache. What does not fit the memory limit runs from disk through accelerate.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 
 from reports.errors import ReleaseError, name_some
 from tasks.batches import CHAT, TEXT, Batch, random_batch, row_batch
+from tasks.quiet import Talk, quiet
 from validators.release import open_release
 
 _LOADING = {"local_files_only": True, "trust_remote_code": False}
@@ -322,21 +322,10 @@ def _as_forward_error(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # transformers and accelerate report progress and warnings of their own; what matters of them is in the results.
     from transformers.utils import logging as talk
 
-    accelerate = logging.getLogger("accelerate.big_modeling")
-    before = talk.get_verbosity(), talk.is_progress_bar_enabled(), accelerate.level
-    talk.set_verbosity_error()
-    talk.disable_progress_bar()
-    accelerate.setLevel(logging.ERROR)
-    try:
+    with quiet(cast("Talk", talk)):
         yield
-    finally:
-        talk.set_verbosity(before[0])
-        if before[1]:
-            talk.enable_progress_bar()
-        accelerate.setLevel(before[2])
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from reports.errors import FormatError
 Ints = tuple[int, ...]
 ReadBox = Callable[[Ints, Ints], torch.Tensor]  # (offset in the stored box, shape) → values
 
-_SPAN_NUMEL = 1 << 20  # a box spread over more elements than this, and mostly gaps, is read run by run
+_SPAN_NBYTES = 8 << 20  # of a box with gaps, no more than this is read at once
+_GAP_NBYTES = 64 << 10  # reading over a smaller gap costs less than another call
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +125,20 @@ def read_box(fd: int, path: Path, start: int, dtype: torch.dtype, full_shape: In
         return torch.empty(box.shape, dtype=dtype)
     strides = tuple(prod(full_shape[d + 1 :]) for d in range(len(full_shape)))
     first = sum(o * s for o, s in zip(box.offset, strides, strict=True))
-    span = 1 + sum((n - 1) * s for n, s in zip(box.shape, strides, strict=True))
-    if span <= max(_SPAN_NUMEL, 2 * box.numel):
+    spans = [(n - 1) * s for n, s in zip(box.shape, strides, strict=True)]
+    span = 1 + sum(spans)
+    dim = next((d for d, n in enumerate(box.shape) if n > 1), 0)
+    gap = (strides[dim] - (span - spans[dim])) * dtype.itemsize if span > 1 else 0
+    if span == box.numel or (span * dtype.itemsize <= _SPAN_NBYTES and gap <= _GAP_NBYTES):
         raw = read_bytes(fd, path, start + first * dtype.itemsize, span * dtype.itemsize)
         return raw.view(dtype).as_strided(box.shape, strides)
-    dim = next(d for d, n in enumerate(box.shape) if n > 1)
-    row = (*box.shape[:dim], 1, *box.shape[dim + 1 :])
-    rows = [
-        read_box(fd, path, start, dtype, full_shape, Box((*box.offset[:dim], box.offset[dim] + i, *box.offset[dim + 1 :]), row))
-        for i in range(box.shape[dim])
+    step = max(1, _SPAN_NBYTES // (strides[dim] * dtype.itemsize)) if gap <= _GAP_NBYTES else 1
+    bands = [(at, min(step, box.shape[dim] - at)) for at in range(0, box.shape[dim], step)]
+    parts = [
+        Box((*box.offset[:dim], box.offset[dim] + at, *box.offset[dim + 1 :]), (*box.shape[:dim], n, *box.shape[dim + 1 :]))
+        for at, n in bands
     ]
-    return torch.cat(rows, dim)
+    return torch.cat([read_box(fd, path, start, dtype, full_shape, part) for part in parts], dim)
 
 
 def read_bytes(fd: int, path: Path, start: int, nbytes: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from reports.errors import name_some
+from tasks.quiet import Talk, quiet
 from tasks.tally import Difference, Tally
 from tasks.witnesses.dcp_metadata import DcpTensor, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
@@ -145,10 +146,12 @@ def _refuse_other_names(shapes: Mapping[str, tuple[int, ...]], listed: Mapping[s
 
 def _from_config(config_folder: Path) -> _LiveModel:
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as talk
 
     try:
-        config = AutoConfig.from_pretrained(config_folder, **_LOADING)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False, **_DETERMINISTIC)
+        with quiet(cast("Talk", talk)):
+            config = AutoConfig.from_pretrained(config_folder, **_LOADING)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False, **_DETERMINISTIC)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
         raise NotHeardError(f"transformers does not build this config's model: {error}") from None
     return cast("_LiveModel", model)
@@ -192,11 +195,13 @@ def _load(folder: Path, content: bytes, wanted: dict[str, torch.Tensor]) -> None
 
 def _load_release(release: Path) -> dict[str, torch.Tensor]:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as talk
 
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            release, dtype=torch.float32, output_loading_info=True, **_LOADING, **_DETERMINISTIC
-        )
+        with quiet(cast("Talk", talk)):
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                release, dtype=torch.float32, output_loading_info=True, **_LOADING, **_DETERMINISTIC
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise NotHeardError(f"transformers does not load the release: {error}") from None
     if loading["missing_keys"] or loading["mismatched_keys"]:

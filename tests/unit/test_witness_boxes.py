@@ -36,10 +36,11 @@ def stored(tmp_path: Path):
     return write
 
 
-@pytest.mark.parametrize("span_numel", [1, 1 << 20], ids=["run by run", "one span"])
+@pytest.mark.parametrize(("span", "gap"), [(1, 0), (1, 99), (24, 99), (1 << 20, 4), (1 << 20, 1 << 20)])
 @pytest.mark.parametrize(("shape", "offset", "extent"), BOXES)
-def test_a_box_read_from_disk_equals_torch_indexing(stored, monkeypatch, shape, offset, extent, span_numel):
-    monkeypatch.setattr(boxes, "_SPAN_NUMEL", span_numel)
+def test_a_box_read_from_disk_equals_torch_indexing(stored, monkeypatch, shape, offset, extent, span, gap):
+    monkeypatch.setattr(boxes, "_SPAN_NBYTES", span)
+    monkeypatch.setattr(boxes, "_GAP_NBYTES", gap)
     tensor, path = stored(shape)
     with path.open("rb") as file:
         found = read_box(file.fileno(), path, 3, torch.int32, shape, Box(offset, extent))
