@@ -92,5 +92,17 @@ def _train(rank: int, rendezvous: str, checkpoint: str, assets: str, golden: str
         logits = model.eval()(input_ids=ids, use_cache=False).logits
     if rank == 0:
         config.save_pretrained(assets)
+        _save_tokenizer(assets)
         save_file({"input_ids": ids, "logits": logits.contiguous()}, golden, {"computed_in": "float32"})
     dist.destroy_process_group()
+
+
+def _save_tokenizer(assets: str) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(("<pad>", "<s>", "</s>", "<unk>", *(f"w{n}" for n in range(4, VOCAB))))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(assets)

@@ -13,10 +13,11 @@ from pathlib import Path
 from prefect import flow
 
 from flows.requests import ExportRequest
-from flows.run import WATCHING, PrefectRunner, Progress, Run, Runner, now
+from flows.run import WATCHING, Both, PrefectRunner, Progress, Run, Runner, now
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report, Verdict
 from reports.write import ReportPaths, write_report
+from tasks.artifacts import ProgressArtifact, show_check, show_findings, show_report
 from tasks.check import check_plan, check_release, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
 from tasks.engine.writing.sidecars import Lineage
@@ -268,7 +269,20 @@ def export(request: ExportRequest) -> str:
     Returns:
         Path of the HTML report.
     """
-    return str(run_export(request, PrefectRunner(), WATCHING.get()).paths.html)
+    try:
+        outcome = run_export(request, PrefectRunner(), Both(WATCHING.get(), ProgressArtifact()))
+    except NotPublishedError as red:
+        _show(red.outcome)
+        raise
+    _show(outcome)
+    return str(outcome.paths.html)
+
+
+def _show(outcome: Outcome) -> None:
+    for result in outcome.report.results:
+        show_check(result)
+    show_findings(outcome.report.results)
+    show_report(outcome.report, outcome.paths, REQUIRED_CHECKS)
 
 
 def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Outcome:

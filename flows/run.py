@@ -150,6 +150,37 @@ class Silent:
         """Do nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Progress that two watch."""
+
+    first: Progress
+    second: Progress
+
+    def start(self, total: int) -> None:
+        """Tell both that a phase begins.
+
+        Args:
+            total: bytes.
+        """
+        self.first.start(total)
+        self.second.start(total)
+
+    def advance(self, nbytes: int) -> None:
+        """Tell both of bytes done.
+
+        Args:
+            nbytes: bytes.
+        """
+        self.first.advance(nbytes)
+        self.second.advance(nbytes)
+
+    def stop(self) -> None:
+        """Tell both that the phase is over."""
+        self.first.stop()
+        self.second.stop()
+
+
 WATCHING: ContextVar[Progress] = ContextVar("WATCHING", default=Silent())  # noqa: B039  (Silent keeps nothing)
 
 
