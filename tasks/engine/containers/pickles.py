@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from reports.errors import FormatError, HostilePickleError
+from tasks.engine.containers.pickle_scan import find_fault
 
 Global = tuple[str, str]
 Allowed = Mapping[Global, object]
@@ -108,18 +109,16 @@ def load_closed(content: bytes, allowed: Allowed, *, where: str, persistent: Cal
         HostilePickleError: a global outside the list.
         FormatError: not a pickle, cut short, or one that misuses the listed globals.
     """
+    fault = find_fault(content)
+    if fault:
+        raise _broken(content, where, fault)
     try:
         with _paused_collector():
             return _ClosedUnpickler(io.BytesIO(content), allowed, where, persistent).load()
     except FormatError:
         raise
     except BROKEN as error:
-        detail = f"{type(error).__name__}: {error}"[:200]
-        raise FormatError(
-            f"pickle of {len(content)} bytes is cut short, damaged or not of this kind ({detail})",
-            where=where,
-            remedy="Restore the file from another copy or export another step.",
-        ) from error
+        raise _broken(content, where, f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def state_fields(state: object) -> Iterator[tuple[str, object]]:
@@ -140,6 +139,14 @@ def state_fields(state: object) -> Iterator[tuple[str, object]]:
             yield from part.items()
         elif part is not None:
             raise TypeError(f"state is a {type(part).__name__}")
+
+
+def _broken(content: bytes, where: str, detail: str) -> FormatError:
+    return FormatError(
+        f"pickle of {len(content)} bytes is cut short, damaged or not of this kind ({detail})",
+        where=where,
+        remedy="Restore the file from another copy or export another step.",
+    )
 
 
 @contextmanager

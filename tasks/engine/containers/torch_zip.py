@@ -20,7 +20,8 @@ from reports.errors import FormatError
 from tasks.engine.containers.ranges import read_range
 
 REMEDY = "Restore the file from another copy or export another step."
-TAIL_BYTES = 4096  # holds the end records, and the directory of an archive of a few records
+TAIL_NBYTES = 4096  # holds the end records, and the directory of an archive of a few records
+HEAD_NBYTES = 2048  # holds the description of an archive of one tensor, and the header of its values
 LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before 1.6: pickle of 0x1950a86a20f9469cfc6c
 
 _END = struct.Struct("<4s4H2LH")
@@ -46,13 +47,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A torch.save zip at [start, start + nbytes) of the file `path`. `has_crc32` is False when its writer recorded no checksums."""
+    """A torch.save zip at [start, start + nbytes) of the file `path`. `has_crc32` is False when its writer recorded no checksums.
+
+    `head` are its first bytes, kept from opening.
+    """
 
     path: str
     start: int
     nbytes: int
     records: Mapping[str, Record]
     has_crc32: bool
+    head: bytes
 
     def record(self, name: str) -> Record:
         """Return one record.
@@ -84,7 +89,7 @@ class Archive:
             FormatError: the local header is damaged, names another record, or the values leave the archive.
         """
         record = self.record(name)
-        head = read_range(self.path, self.start + record.header_at, _LOCAL.size + len(record.stored_name))
+        head = self._read(record.header_at, _LOCAL.size + len(record.stored_name))
         magic, _, _, _, _, _, _, _, _, name_nbytes, extra_nbytes = _LOCAL.unpack_from(head)
         if magic != b"PK\x03\x04" or name_nbytes != len(record.stored_name) or head[_LOCAL.size :] != record.stored_name:
             raise self.refuse(f"local header of record {name} is damaged or another record's")
@@ -106,7 +111,7 @@ class Archive:
             FormatError: the record is absent, damaged or unreadable.
         """
         record = self.record(name)
-        content = read_range(self.path, self.locate(name), record.nbytes)
+        content = self._read(self.locate(name) - self.start, record.nbytes)
         if self.has_crc32 and zlib.crc32(content) != record.crc32:
             raise self.refuse(f"record {name} has CRC32 {zlib.crc32(content):08x}, the writer recorded {record.crc32:08x}")
         return content
@@ -126,6 +131,12 @@ class Archive:
             crc32 = zlib.crc32(read_range(self.path, begin + at, min(_CHUNK, record.nbytes - at)), crc32)
         if self.has_crc32 and crc32 != record.crc32:
             raise self.refuse(f"record {name} has CRC32 {crc32:08x}, the writer recorded {record.crc32:08x}")
+
+    def _read(self, at: int, nbytes: int) -> bytes:
+        # Bytes of the archive, from those kept where possible.
+        if at + nbytes <= len(self.head):
+            return self.head[at : at + nbytes]
+        return read_range(self.path, self.start + at, nbytes)
 
     def refuse(self, what: str) -> FormatError:
         """Return the refusal of this archive.
@@ -155,7 +166,7 @@ def open_archive(path: str, start: int, nbytes: int) -> Archive:
     """
     if nbytes < _END.size:
         raise _refuse(path, start, f"{nbytes} bytes are too short for a torch.save archive")
-    tail = read_range(path, start + max(0, nbytes - TAIL_BYTES), min(nbytes, TAIL_BYTES))
+    tail = read_range(path, start + max(0, nbytes - TAIL_NBYTES), min(nbytes, TAIL_NBYTES))
     end_at = nbytes - _END.size
     magic, disk, directory_disk, _, count, size, at, comment = _END.unpack_from(tail, len(tail) - _END.size)
     if magic != b"PK\x05\x06" or comment:
@@ -170,7 +181,8 @@ def open_archive(path: str, start: int, nbytes: int) -> Archive:
     directory = tail[at - tail_at : at - tail_at + size] if at >= tail_at else read_range(path, start + at, size)
     records = _records(path, start, directory, count, at)
     has_crc32 = any(record.crc32 for record in records.values())
-    return Archive(path, start, nbytes, MappingProxyType(records), has_crc32)
+    head = read_range(path, start, min(nbytes, HEAD_NBYTES))
+    return Archive(path, start, nbytes, MappingProxyType(records), has_crc32, head)
 
 
 def _end64(path: str, start: int, nbytes: int, tail: bytes) -> tuple[int, int, int, int]:
@@ -181,7 +193,9 @@ def _end64(path: str, start: int, nbytes: int, tail: bytes) -> tuple[int, int, i
     magic, _, end_at, disks = _LOCATOR64.unpack_from(tail, len(tail) - _END.size - _LOCATOR64.size)
     if magic != b"PK\x06\x07" or disks > 1 or end_at + _END64.size > locator_at:
         raise _refuse(path, start, "zip64 locator is damaged")
-    magic, _, _, _, _, _, _, count, size, at = _END64.unpack(read_range(path, start + end_at, _END64.size))
+    end_in_tail = end_at - (nbytes - len(tail))
+    end = tail[end_in_tail : end_in_tail + _END64.size] if end_in_tail >= 0 else read_range(path, start + end_at, _END64.size)
+    magic, _, _, _, _, _, _, count, size, at = _END64.unpack(end)
     if magic != b"PK\x06\x06":
         raise _refuse(path, start, "zip64 end record is damaged")
     return end_at, count, size, at

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from reports.errors import FormatError, name_some
+from reports.errors import FormatError, HostilePickleError, name_some
 from tasks.engine.containers.ranges import read_whole
 from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_tensor
@@ -121,7 +121,7 @@ class DcpReader:
     def _make_catalog(self) -> Catalog:
         source, inner = self._source, self._inner()
         file, content = self._metadata_file(inner)
-        metadata = DcpMetadata(content, file.absolute)
+        metadata = self._parse(content, file, inner)
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         items = list(metadata.items())
         model = find_model([item.path for item in items], file.absolute)
@@ -187,14 +187,31 @@ class DcpReader:
                 remedy="Save with collectives (no_dist=False, the default), so that one .metadata is written.",
             )
         raise FormatError(
-            f"incomplete save: {METADATA_NAME} is missing, which is written last; there are {name_some(names)}",
+            f"incomplete save: {METADATA_NAME} is missing, which is written last; there are {name_some(names)}{_gaps(names)}",
             where=str(folder),
             remedy="Export another step; if the save ran on local disks, name the other nodes' folders with --also.",
         )
 
+    def _parse(self, content: bytes, file: FoundFile, inner: str) -> DcpMetadata:
+        try:
+            return DcpMetadata(content, file.absolute)
+        except HostilePickleError:
+            raise
+        except FormatError as error:
+            beside = [name for name in list_names(self._source.path / inner) if name.endswith(".distcp")]
+            what = f"{error.what}; beside it are {name_some(beside)}{_gaps(beside)}"
+            raise FormatError(what, where=error.where, remedy=error.remedy) from error
+
     def _notes(self, inner: str, files: Mapping[str, FoundFile]) -> list[str]:
         stale = [name for name in list_names(self._source.path / inner) if name.endswith(".distcp") and name not in files]
         return [f"{name_some(stale)} of an earlier save left aside: .metadata does not name them"] if stale else []
+
+
+def _gaps(names: list[str]) -> str:
+    # The ranks that have no file though a later one has; how many ranks there were is recorded in no file name.
+    ranks = {int(match[1]) for match in map(_RANK.search, names) if match}
+    lost = sorted(set(range(max(ranks, default=0))) - ranks)
+    return f" and none of rank {', '.join(map(str, lost))}" if lost else ""
 
 
 def _add_tensor(

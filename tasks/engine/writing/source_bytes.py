@@ -17,7 +17,7 @@ import numpy as np
 from reports.errors import FormatError
 from tasks.engine.formats.reader import CheckpointReader, Payload
 from tasks.engine.planning.plan import Input, TensorPlan
-from tasks.engine.tensors.catalog import Catalog, Fragment, Locator
+from tasks.engine.tensors.catalog import Catalog, Fragment
 from tasks.engine.tensors.ops import Raw
 from tasks.engine.tensors.region import Region
 from tasks.engine.writing.crc import CrcPiece, RecordedCrc
@@ -98,7 +98,7 @@ class SourceBytes:
         self.catalog = catalog
         self.files = OpenFiles()
         self._reader = reader
-        self._payloads: dict[Locator, Payload] = {}
+        self._payloads: dict[Fragment, Payload] = {}
 
     def payload(self, fragment: Fragment) -> Payload:
         """Return where a fragment's raw values are; asked of the format once.
@@ -109,9 +109,9 @@ class SourceBytes:
         Returns:
             The payload.
         """
-        found = self._payloads.get(fragment.locator)
+        found = self._payloads.get(fragment)
         if found is None:
-            found = self._payloads[fragment.locator] = self._reader.payload(fragment)
+            found = self._payloads[fragment] = self._reader.payload(fragment)
         return found
 
     def recorded(self, fragment: Fragment) -> RecordedCrc | None:

@@ -126,6 +126,7 @@ def test_a_damaged_data_pkl_is_found_by_its_checksum(tmp_path):
     archive = _archive(torch.arange(12.0), tmp_path)
     path = Path(archive.path)
     path.write_bytes(path.read_bytes().replace(b"cpu", b"gpu"))
+    archive = open_archive(archive.path, 0, archive.nbytes)
     with pytest.raises(FormatError, match=r"data\.pkl has CRC32"):
         describe(archive)
 

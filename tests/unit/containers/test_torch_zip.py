@@ -84,7 +84,7 @@ def test_a_plain_zip_without_zip64_records_is_read(tmp_path):
 
 def test_an_archive_with_its_directory_in_the_zip64_records_is_read(tmp_path):
     assert zipfile.ZipFile(io.BytesIO(_large())).testzip() is None  # a valid zip
-    assert _open(bytes(_large()), tmp_path, b"before").records == _open(_saved(), tmp_path).records
+    assert _open(bytes(_large()), tmp_path, b"before").records == _open(_saved(), tmp_path, b"before").records
 
 
 def test_a_record_whose_sizes_continue_in_the_zip64_field_is_read(tmp_path):

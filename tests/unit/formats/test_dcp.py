@@ -62,6 +62,15 @@ def test_a_metadata_cut_short_is_an_incomplete_save(folder, keep):
     assert ".metadata: incomplete save: " in _refusal(folder)
 
 
+def test_ranks_without_a_file_are_named_where_the_metadata_is_lost(written, tmp_path):
+    folder = _sharded(written, tmp_path)
+    (folder / ".metadata").write_bytes(b"\x80")
+    (folder / "__1_0.distcp").unlink()
+    assert "beside it are __0_0.distcp, __2_0.distcp, __3_0.distcp and none of rank 1" in _refusal(folder)
+    (folder / ".metadata").unlink()
+    assert "__3_0.distcp and none of rank 1" in _refusal(folder)
+
+
 def test_a_missing_ranks_file_is_named_with_its_rank(written, tmp_path):
     folder = _sharded(written, tmp_path)
     (folder / "__2_0.distcp").unlink()

@@ -12,6 +12,7 @@ from reports.errors import FormatError, HostilePickleError
 from tasks.engine.formats.hf import HuggingFaceReader
 from tasks.engine.formats.reader import Source
 from tasks.engine.formats.readers import open_checkpoint
+from tasks.engine.writing.source_bytes import SourceBytes
 from tests.builders.hf import WEIGHTS, write_file, write_index, write_shards
 from tests.contract.assembled import assemble, same_bytes
 
@@ -167,6 +168,16 @@ class TestBin:
         reader = HuggingFaceReader(Source(tmp_path))
         for fqn, view in views.items():
             assert same_bytes(assemble(reader, fqn, tuple(view.shape)), view)
+
+    def test_views_of_one_storage_stay_apart_while_an_export_reads_them(self, tmp_path):
+        square = torch.arange(16, dtype=torch.float32).reshape(4, 4)
+        write_file(tmp_path / "pytorch_model.bin", {"plain": square, "turned": square.t()})
+        reader = HuggingFaceReader(Source(tmp_path))
+        source = SourceBytes(reader, reader.catalog())
+        for fqn, view in (("plain", square), ("turned", square.t())):
+            values = source.read_fragment(reader.catalog().fragments(fqn)[0])
+            assert values.tobytes() == view.contiguous().numpy().tobytes()
+        source.files.close()
 
     def test_a_damaged_storage_is_found_through_any_part_of_it(self, tmp_path):
         flat = torch.arange(24, dtype=torch.float32)
