@@ -24,7 +24,8 @@ from tasks.witnesses.torch_items import SavedTensor, list_tensors
 Stored = Mapping[str, tuple[StoredBox, ...]]
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # anywhere in a name
-_TOP_KEYS = frozenset({"model", "state_dict", "model_state_dict", "module"})  # under which trainers put the model
+_TOP_KEYS = frozenset({"model", "model_state", "model_state_dict", "module", "state_dict"})  # under which trainers put the model
+_NESTS = frozenset({"app", "state"})  # one more level around model and optimizer: torch's tutorial, Composer
 _REOPEN_NBYTES = 32 << 20  # an open safetensors handle keeps every touched page resident
 
 
@@ -91,7 +92,8 @@ class _Reopening:
 
 def _decode_dcp(roots: tuple[Path, ...]) -> Stored:
     folder = find_dcp_folder(roots[0])
-    searched = (folder, *roots[1:])
+    inner = folder.relative_to(roots[0])
+    searched = (folder, *(root / part for root in roots[1:] for part in (inner, ".")))
     tensors = read_dcp_metadata((folder / ".metadata").read_bytes())
     stored: dict[str, tuple[StoredBox, ...]] = {}
     for tensor in tensors:
@@ -111,8 +113,8 @@ def model_name(tensor: DcpTensor) -> str:
     Returns:
         The name; for training state, something no model has.
     """
-    head, *rest = tensor.path
-    return strip_wrappers(".".join(rest if rest and head in _TOP_KEYS else tensor.path))
+    path = tensor.path[1:] if len(tensor.path) > 2 and tensor.path[0] in _NESTS and tensor.path[1] in _TOP_KEYS else tensor.path
+    return strip_wrappers(".".join(path[1:] if len(path) > 1 and path[0] in _TOP_KEYS else path))
 
 
 def _saved(folders: tuple[Path, ...], place: ItemPlace) -> SavedTensor:
