@@ -4,6 +4,7 @@ Flat, because Prefect's form loses the fields of nested unions. Its API checks t
 """
 
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ def parse_size(text: str | int) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size; write 5GB, 512MiB or a number of bytes")
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _POWERS[match[2].upper()])
+    return int(Fraction(match[1]) * base ** _POWERS[match[2].upper()])
 
 
 def _split_reason(text: str) -> tuple[str, str]:

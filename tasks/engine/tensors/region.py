@@ -5,6 +5,7 @@ A *region* is a box in a tensor: per dim an offset and a length, in elements.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -70,9 +71,16 @@ class Region:
         """
         return tuple(slice(o - base, o - base + n) for o, base, n in zip(self.offset, outer.offset, self.shape, strict=True))
 
-    def rows(self) -> str:
-        """Return where the box lies, for messages: `rows 25-49` or `[25:50, 0:64]`."""
-        if len(self.shape) == 1 or (self.shape and not any(self.offset[1:])):
+    def rows(self, shape: Sequence[int]) -> str:
+        """Return where the box lies, for messages: `rows 25-49` where it is whole behind dim 0, else `[25:50, 0:64]`.
+
+        Args:
+            shape: of the tensor.
+
+        Returns:
+            A few words.
+        """
+        if self.shape and tuple(self.shape[1:]) == tuple(shape[1:]):
             return f"rows {self.offset[0]}-{self.stop[0] - 1}"
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.offset, self.stop, strict=True)) + "]"
 
@@ -96,24 +104,42 @@ def check_tiling(fqn: str, shape: Sequence[int], offsets: Ints, shapes: Ints, *,
     outside = (starts < 0).any(axis=1) | (stops > total).any(axis=1)
     if outside.any():
         first = _box(starts, stops, int(outside.argmax()))
-        raise CoverageError(f"{first.rows()} lie outside shape {tuple(shape)}", where=fqn, remedy=remedy)
-    if len(starts) == 1 and (starts == 0).all() and (stops == total).all():
+        raise CoverageError(f"{first.rows(shape)} lie outside shape {tuple(shape)}", where=fqn, remedy=remedy)
+    if _is_one_row_of_boxes(starts, stops, total):
         return
-    edges = [np.unique(np.concatenate([starts[:, d], stops[:, d], [0, total[d]]])) for d in range(len(total))]
-    counts = np.zeros([max(len(edge) - 1, 0) for edge in edges], dtype=np.int32)
-    lows = [np.searchsorted(edge, starts[:, d]) for d, edge in enumerate(edges)]
-    highs = [np.searchsorted(edge, stops[:, d]) for d, edge in enumerate(edges)]
-    for box in range(len(starts)):
-        counts[tuple(slice(low[box], high[box]) for low, high in zip(lows, highs, strict=True))] += 1
-    wrong = np.argwhere(counts != 1)
-    if len(wrong) == 0:
-        return
-    cell = tuple(int(i) for i in wrong[0])
-    offset = tuple(int(edge[i]) for edge, i in zip(edges, cell, strict=True))
-    extent = tuple(int(edge[i + 1] - edge[i]) for edge, i in zip(edges, cell, strict=True))
-    times = int(counts[cell])
-    problem = "are in no shard" if times == 0 else f"are in {times} shards"
-    raise CoverageError(f"{Region(offset, extent).rows()} of {tuple(shape)} {problem}", where=fqn, remedy=remedy)
+    fault = _find_fault(starts, stops, total)
+    if fault is not None:
+        region, times = fault
+        problem = "are in no shard" if times == 0 else f"are in {times} shards"
+        raise CoverageError(f"{region.rows(shape)} of {tuple(shape)} {problem}", where=fqn, remedy=remedy)
+
+
+def _is_one_row_of_boxes(starts: Ints, stops: Ints, total: Ints) -> bool:
+    # The usual case, cut on one dim only: each box begins where the one before ends.
+    cut = np.flatnonzero(((starts != 0) | (stops != total)).any(axis=0))
+    if len(starts) == 0 or len(cut) > 1:
+        return False
+    if len(cut) == 0:
+        return len(starts) == 1
+    (dim,) = cut
+    order = np.argsort(starts[:, dim])
+    lows, highs = starts[order, dim], stops[order, dim]
+    return bool(lows[0] == 0 and highs[-1] == total[dim] and (lows[1:] == highs[:-1]).all())
+
+
+def _find_fault(starts: Ints, stops: Ints, total: Ints) -> tuple[Region, int] | None:
+    # The first cell that is not in exactly one box, and in how many it is. Slab by slab along dim 0, so that memory follows the number
+    # of boxes and not the grid that their edges span.
+    if len(total) == 0:
+        return None if len(starts) == 1 else (Region((), ()), len(starts))
+    edges = np.unique(np.concatenate([starts[:, 0], stops[:, 0], [0, total[0]]])).tolist()
+    for low, high in pairwise(edges):
+        crossing = (starts[:, 0] <= low) & (stops[:, 0] >= high)
+        fault = _find_fault(starts[crossing, 1:], stops[crossing, 1:], total[1:])
+        if fault is not None:
+            region, times = fault
+            return Region((low, *region.offset), (high - low, *region.shape)), times
+    return None
 
 
 def _box(starts: Ints, stops: Ints, index: int) -> Region:

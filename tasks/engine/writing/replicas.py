@@ -65,9 +65,10 @@ def _check_fragments(source: SourceBytes) -> int:
         box = Input(replica.fqn, replica.region.offset, replica.region.shape, replica.dtype, replica.region.stop)
         kept = source.read_rows(box, 0, range(replica.region.shape[0] if replica.region.shape else 1), [])
         copy = source.read_fragment(replica)
+        shape = source.catalog.tensors[replica.fqn].shape or replica.region.stop
         if not np.array_equal(kept.reshape(copy.shape), copy):
             raise ReplicaError(
-                f"{replica.region.rows()} differ between {replica.locator.path} and {source.overlapping(box)[0].locator.path}",
+                f"{replica.region.rows(shape)} differ between {replica.locator.path} and {source.overlapping(box)[0].locator.path}",
                 where=replica.fqn,
                 remedy="These ranks held different values when they saved; export another step.",
             )

@@ -135,11 +135,11 @@ class SourceBytes:
             source: a box of a source tensor.
 
         Returns:
-            Fragments in the table's order.
+            Fragments in the table's order; those without elements are left out.
         """
         offsets, shapes = self.catalog.boxes(source.name)
         low, high = np.array(source.offset), np.array(source.offset) + np.array(source.shape)
-        hit = ((offsets < high) & (offsets + shapes > low)).all(axis=1)
+        hit = ((offsets < high) & (offsets + shapes > low) & (shapes > 0)).all(axis=1)
         if hit.all():
             return list(self.catalog.fragments(source.name))
         fragments = self.catalog.fragments(source.name)
