@@ -26,6 +26,7 @@ from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Pla
 from tasks.load_shards import load_shards
 from tasks.publish import publish
 from tasks.reshard import reshard
+from tasks.sources import release_source
 from tasks.write import finish_release, write_file
 from validators.check import has_tokenizer
 from validators.checks import CHECKS
@@ -117,6 +118,13 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
     """
     _check_request(request)
     prepared = prepare(request, run)
+    try:
+        return _export_prepared(request, run, prepared)
+    finally:
+        release_source(prepared.loaded.ref)
+
+
+def _export_prepared(request: ExportRequest, run: Run, prepared: Prepared) -> Outcome:
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(destination):

@@ -1,6 +1,5 @@
 """Open a checkpoint and list what it holds. Reads metadata only."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.engine.tensors.catalog import Catalog
 from tasks.handover import Loaded, SourceRef
-from tasks.sources import catalog_of
+from tasks.sources import open_source
 from validators.tables import SourceTable, format_shape, write_table
 
 
@@ -24,8 +23,8 @@ def load_shards(ref: SourceRef, folder: Path) -> Loaded:
     Returns:
         What was found, with the digest filled in.
     """
-    catalog = catalog_of(ref)
-    known = replace(ref, digest=catalog.digest)
+    known, source = open_source(ref)
+    catalog = source.catalog
     table = write_table(SourceTable, _source_table(catalog), folder / "source.csv")
     return Loaded(
         known,

@@ -19,7 +19,7 @@ from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
 from tasks.forward import describe_architecture
 from tasks.handover import ModelRequest, Planned, SourceRef
-from tasks.sources import catalog_of
+from tasks.sources import opened
 from validators.expectation import Expectation, expectation_to_json
 from validators.tables import PlanTable, format_shape, write_table
 
@@ -36,7 +36,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     Returns:
         Where the plan is, and what later steps need to know of it.
     """
-    catalog = catalog_of(ref)
+    catalog = opened(ref).catalog
     config = read_config(request.assets)
     choice = choose_family(request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: _describe(request.assets))
     plan = make_plan(catalog, _plan_request(request, choice))

@@ -1,20 +1,45 @@
-"""Opening the checkpoint a task works on. Tasks in one process share the opened one; a task elsewhere opens it again."""
+"""The checkpoint a run works on. Tasks in one process share the opened one; a task elsewhere opens it again and compares digests."""
 
-from functools import lru_cache
+from dataclasses import replace
+from threading import Lock
 
 from reports.errors import FormatError
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.handover import SourceRef
 
+_latest: dict[SourceRef, SourceBytes] = {}  # at most one: the checkpoint that this process opened last, by its ref with the digest
+_lock = Lock()
 
-@lru_cache(maxsize=1)
-def opened(ref: SourceRef) -> SourceBytes:
-    """Return the checkpoint, with its catalog made.
+
+def open_source(ref: SourceRef) -> tuple[SourceRef, SourceBytes]:
+    """Open a checkpoint as it is now.
 
     Args:
-        ref: which one; its digest must still fit.
+        ref: which one; its digest is ignored.
+
+    Returns:
+        The ref with the digest of what was found, and the checkpoint's bytes.
+
+    Raises:
+        FormatError: not a checkpoint, or an incomplete one.
+    """
+    reader = open_checkpoint(ref.path, also=ref.also, step=ref.step)
+    catalog = reader.catalog()
+    known, source = replace(ref, digest=catalog.digest), SourceBytes(reader, catalog)
+    with _lock:
+        for earlier in _latest.values():
+            earlier.files.close()
+        _latest.clear()
+        _latest[known] = source
+    return known, source
+
+
+def opened(ref: SourceRef) -> SourceBytes:
+    """Return the checkpoint that a run has opened.
+
+    Args:
+        ref: which one, with its digest.
 
     Returns:
         Its bytes, for any number of threads.
@@ -22,20 +47,23 @@ def opened(ref: SourceRef) -> SourceBytes:
     Raises:
         FormatError: the checkpoint changed since the run began.
     """
-    reader = open_checkpoint(ref.path, also=ref.also, step=ref.step)
-    catalog = reader.catalog()
-    if ref.digest and catalog.digest != ref.digest:
-        raise FormatError("changed since this run began", where=catalog.root, remedy="Export again when nothing writes to it.")
-    return SourceBytes(reader, catalog)
+    with _lock:
+        source = _latest.get(ref)
+    if source is not None:
+        return source
+    found, source = open_source(ref)
+    if found.digest != ref.digest:
+        raise FormatError("changed since this run began", where=source.catalog.root, remedy="Export again when nothing writes to it.")
+    return source
 
 
-def catalog_of(ref: SourceRef) -> Catalog:
-    """Return the checkpoint's catalog.
+def release_source(ref: SourceRef) -> None:
+    """Close the files of a checkpoint that a run is done with.
 
     Args:
-        ref: which checkpoint.
-
-    Returns:
-        The catalog.
+        ref: which one, with its digest.
     """
-    return opened(ref).catalog
+    with _lock:
+        source = _latest.pop(ref, None)
+    if source is not None:
+        source.files.close()

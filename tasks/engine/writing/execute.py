@@ -116,7 +116,8 @@ def _write_tensor(
         return _write_bands(tensor, source, writer, pieces, progress)
     for run in runs:
         if verify is Verify.NONE:
-            writer.copy_range(source.files.fd(run.path), run.start, run.nbytes)
+            with source.files.open(run.path) as fd:
+                writer.copy_range(fd, run.start, run.nbytes)
             progress(run.nbytes)
         else:
             pieces.append(_stream_run(run, source, writer, progress))

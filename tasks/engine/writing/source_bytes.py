@@ -5,22 +5,20 @@ A *run* is a range of one file whose bytes are a range of the target, in order. 
 rows is put together from every fragment that touches it.
 """
 
-import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from threading import Lock
 
 import numpy as np
 
-from reports.errors import FormatError
 from tasks.engine.formats.reader import CheckpointReader, Payload
 from tasks.engine.planning.plan import Input, TensorPlan
 from tasks.engine.tensors.catalog import Catalog, Fragment
 from tasks.engine.tensors.ops import Raw
 from tasks.engine.tensors.region import Region
 from tasks.engine.writing.crc import CrcPiece, RecordedCrc
+from tasks.engine.writing.open_files import OpenFiles
 from validators.expectation import ITEMSIZE
 
 
@@ -33,62 +31,6 @@ class Run:
     nbytes: int
     fragment: int
     offset: int
-
-
-@dataclass(slots=True)
-class OpenFiles:
-    """Read-only file descriptors by path, opened once and closed together."""
-
-    _fds: dict[str, int] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
-
-    def fd(self, path: str) -> int:
-        """Return a descriptor for `path`.
-
-        Args:
-            path: absolute.
-
-        Returns:
-            An open descriptor; it belongs to this object.
-
-        Raises:
-            FormatError: the file cannot be opened.
-        """
-        with self._lock:
-            if path not in self._fds:
-                try:
-                    self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise FormatError(f"cannot be read: {error.strerror}", where=path, remedy="Check its permissions.") from error
-            return self._fds[path]
-
-    def read_into(self, path: str, start: int, view: memoryview) -> None:
-        """Fill `view` from `start` of `path`.
-
-        Args:
-            path: absolute.
-            start: first byte.
-            view: writable bytes.
-
-        Raises:
-            FormatError: the file ends early or the disk fails.
-        """
-        fd, at = self.fd(path), 0
-        while at < len(view):
-            try:
-                got = os.preadv(fd, [view[at:]], start + at)
-            except OSError as error:
-                raise FormatError(f"byte {start + at} cannot be read: {error.strerror}", where=path, remedy="Check the disk.") from error
-            if got == 0:
-                raise FormatError(f"ends at byte {start + at}", where=path, remedy="Restore this file from a copy.")
-            at += got
-
-    def close(self) -> None:
-        """Close every descriptor."""
-        with self._lock:
-            for fd in self._fds.values():
-                os.close(fd)
-            self._fds.clear()
 
 
 class SourceBytes:
