@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
@@ -87,6 +87,20 @@ class StoredBox(Protocol):
         """
 
 
+def refuse_outside(path: str, where: str) -> None:
+    """Refuse a path found inside a checkpoint that leaves it.
+
+    Args:
+        path: relative to the checkpoint, as its files say.
+        where: what says so, for the message.
+
+    Raises:
+        FormatError: absolute, or with a `..` in it.
+    """
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise FormatError(f"points outside the checkpoint, to {path}", where=where)
+
+
 def overlaps(boxes: list[Box]) -> bool:
     """Say whether two of the boxes share an element.
 
@@ -99,9 +113,14 @@ def overlaps(boxes: list[Box]) -> bool:
     if len(boxes) < 2 or not boxes[0].shape:
         return len(boxes) > 1
     low = np.array([box.offset for box in boxes])
-    high = low + np.array([box.shape for box in boxes])
-    meets = ((low[:, None] < high[None]) & (low[None] < high[:, None])).all(axis=2)
-    return int(meets.sum()) > len(boxes)
+    low, shape = (a[np.argsort(low[:, 0], kind="stable")] for a in (low, np.array([box.shape for box in boxes])))
+    high = low + shape
+    reach = np.searchsorted(low[:, 0], high[:, 0])  # boxes from here on begin behind this one
+    return any(
+        bool(((low[i + 1 : stop] < high[i]) & (low[i] < high[i + 1 : stop])).all(axis=1).any())
+        for i, stop in enumerate(reach.tolist())
+        if stop > i + 1
+    )
 
 
 def read_box(fd: int, path: Path, start: int, dtype: torch.dtype, full_shape: Ints, box: Box) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from reports.errors import FormatError, name_some
-from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox
+from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox, refuse_outside
 from tasks.witnesses.dcp_metadata import DcpTensor, ItemPlace, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.torch_items import SavedTensor, list_tensors
@@ -127,6 +127,8 @@ def _decode_hf(roots: tuple[Path, ...]) -> Stored:
     indexes = sorted(folder.glob("*.index.json"))
     if indexes:
         named = json.loads(indexes[0].read_text(encoding="utf-8"))["weight_map"]
+        for name in set(named.values()):
+            refuse_outside(name, indexes[0].name)
         files = [folder / name for name in sorted(set(named.values()))]
     else:
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
@@ -142,8 +144,7 @@ def _decode_hf(roots: tuple[Path, ...]) -> Stored:
 
 def _boxes_of_file(file: Path) -> Iterator[tuple[str, StoredBox]]:
     if file.suffix == ".bin":
-        for key, shape in list_tensors(file).items():
-            yield strip_wrappers(key), SavedTensor(file, 0, file.stat().st_size, key, Box((0,) * len(shape), shape))
+        yield from ((strip_wrappers(key), stored) for key, stored in list_tensors(file).items())
         return
     with _open_safetensors(file) as handle:
         for key in handle.keys():  # noqa: SIM118  (a safetensors handle is no mapping)

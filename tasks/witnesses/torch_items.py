@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 import torch
 
 from reports.errors import FormatError
-from tasks.witnesses.boxes import Box, Ints, ReadBox, read_box
+from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox, read_box
 
 
 class Window(io.RawIOBase):
@@ -88,8 +89,28 @@ class Window(io.RawIOBase):
 
 
 @dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A box whose values lie in C order from byte `start` of `path`."""
+
+    path: Path
+    start: int
+    dtype: torch.dtype
+    box: Box
+
+    @contextmanager
+    def open(self) -> Iterator[ReadBox]:
+        """Open the file; the function inside reads any part of the box.
+
+        Yields:
+            The function.
+        """
+        with self.path.open("rb", buffering=0) as file:
+            yield partial(_read_raw, file.fileno(), self)
+
+
+@dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A box whose values are one tensor of a torch.save file.
+    """A box whose values are one tensor of a torch.save file, found when it is opened.
 
     The file is `nbytes` from `start` of `path`. `key` names the tensor when the file holds a mapping; None when it holds one tensor alone.
     """
@@ -102,7 +123,7 @@ class SavedTensor:
 
     @contextmanager
     def open(self) -> Iterator[ReadBox]:
-        """Open the file; the function inside reads any part of the tensor.
+        """Open the file; the function inside reads any part of the box.
 
         Yields:
             The function.
@@ -113,10 +134,9 @@ class SavedTensor:
         with self.path.open("rb", buffering=0) as file:
             fd = file.fileno()
             meta = self._pick(load_item(fd, self.path, self.start, self.nbytes, map_location="meta"))
-            offset = meta.untyped_storage()._checkpoint_offset
-            if meta.is_contiguous() and offset is not None and sys.byteorder == "little":
-                first = self.start + int(offset) + int(meta.storage_offset()) * meta.dtype.itemsize
-                yield lambda at, shape: read_box(fd, self.path, first, meta.dtype, self.box.shape, Box(at, shape))
+            first = _first_byte(meta, self.start)
+            if first is not None:
+                yield partial(_read_raw, fd, RawTensor(self.path, first, meta.dtype, self.box))
             else:
                 whole = self._pick(load_item(fd, self.path, self.start, self.nbytes, map_location="cpu"))
                 yield lambda at, shape: whole[tuple(slice(a, a + n) for a, n in zip(at, shape, strict=True))]
@@ -153,20 +173,38 @@ def load_item(fd: int, path: Path, start: int, nbytes: int, *, map_location: str
     return loaded
 
 
-def list_tensors(path: Path) -> dict[str, Ints]:
+def list_tensors(path: Path) -> dict[str, StoredBox]:
     """Return the tensors of a torch.save file that holds a flat mapping of names.
 
     Args:
         path: the file.
 
     Returns:
-        Shape by name, in the file's order.
+        Each tensor as a box that is all of it, in the file's order.
 
     Raises:
         FormatError: torch refuses the file, or it holds something else.
     """
+    nbytes = path.stat().st_size
     with path.open("rb", buffering=0) as file:
-        loaded = load_item(file.fileno(), path, 0, path.stat().st_size, map_location="meta")
+        loaded = load_item(file.fileno(), path, 0, nbytes, map_location="meta")
     if not isinstance(loaded, dict):
         raise FormatError(f"holds a {type(loaded).__name__}, not a mapping of names to tensors", where=str(path))
-    return {name: tuple(value.shape) for name, value in loaded.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    stored: dict[str, StoredBox] = {}
+    for name, meta in tensors.items():
+        box, first = Box((0,) * meta.ndim, tuple(meta.shape)), _first_byte(meta, 0)
+        stored[name] = SavedTensor(path, 0, nbytes, name, box) if first is None else RawTensor(path, first, meta.dtype, box)
+    return stored
+
+
+def _first_byte(meta: torch.Tensor, start: int) -> int | None:
+    # Where a tensor's values begin in the outer file; None when they do not lie there in C order and little-endian.
+    offset = meta.untyped_storage()._checkpoint_offset
+    if offset is None or not meta.is_contiguous() or sys.byteorder != "little":
+        return None
+    return start + int(offset) + int(meta.storage_offset()) * meta.dtype.itemsize
+
+
+def _read_raw(fd: int, raw: RawTensor, at: Ints, shape: Ints) -> torch.Tensor:
+    return read_box(fd, raw.path, raw.start, raw.dtype, raw.box.shape, Box(at, shape))

@@ -183,3 +183,16 @@ def test_a_bin_file_that_would_run_code_is_refused_by_torch_and_nothing_runs(tmp
     with pytest.raises(FormatError, match="torch cannot load"):
         SecondPath(write_plan(tmp_path / "plan.json", "hf", tmp_path, []), (tmp_path,))
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_that_points_outside_the_folder_is_refused(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../other.safetensors"}}')
+    with pytest.raises(FormatError, match="outside the checkpoint"):
+        SecondPath(write_plan(tmp_path / "plan.json", "hf", tmp_path, []), (tmp_path,))
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path, weight):
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({"w": weight}, tmp_path / name)
+    with pytest.raises(FormatError, match="w is in two files"):
+        SecondPath(write_plan(tmp_path / "plan.json", "hf", tmp_path, []), (tmp_path,))

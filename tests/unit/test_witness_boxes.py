@@ -73,3 +73,14 @@ def test_touching_boxes_do_not_overlap_but_sharing_ones_do():
     assert not overlaps([Box((0, 0), (2, 4)), Box((2, 0), (2, 2)), Box((2, 2), (2, 2))])
     assert overlaps([Box((0, 0), (2, 4)), Box((1, 3), (1, 1))])
     assert overlaps([Box((), ()), Box((), ())])
+
+
+def test_overlaps_agree_with_counting_elements():
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(200):
+        numbers = torch.randint(0, 6, (4, 4), generator=generator).tolist()
+        cut = [Box((a, b), (1 + c % 3, 1 + d % 3)) for a, b, c, d in numbers]
+        counts = torch.zeros(9, 9)
+        for box in cut:
+            counts[box.offset[0] : box.offset[0] + box.shape[0], box.offset[1] : box.offset[1] + box.shape[1]] += 1
+        assert overlaps(cut) == bool((counts > 1).any())

@@ -11,7 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
 from reports.errors import FormatError, HostilePickleError
-from tasks.witnesses.dcp_metadata import read_dcp_metadata
+from tasks.witnesses.dcp_metadata import DcpTensor, read_dcp_metadata
+from tasks.witnesses.sources import model_name
 from tests.builders.released import GOLDEN
 
 RECORDED = sorted(path for path in GOLDEN.rglob(".metadata"))
@@ -97,3 +98,29 @@ def _save(state, folder):
 
 def _load(folder) -> Metadata:
     return pickle.loads((folder / ".metadata").read_bytes())
+
+
+@pytest.mark.parametrize("path", ["../other/__0_0.distcp", "/etc/passwd"])
+def test_a_file_outside_the_checkpoint_is_refused(tmp_path, path):
+    _save({"model": {"weight": torch.ones(4, 2)}}, tmp_path)
+    metadata = _load(tmp_path)
+    for info in metadata.storage_data.values():
+        info.relative_path = path
+    with pytest.raises(FormatError, match="outside the checkpoint"):
+        read_dcp_metadata(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (("model", "model.embed.weight"), "model.embed.weight"),
+        (("model.embed.weight",), "model.embed.weight"),
+        (("app", "model", "embed.weight"), "embed.weight"),
+        (("state", "state_dict", "embed", "weight"), "embed.weight"),
+        (("model", "_orig_mod.layers.0._checkpoint_wrapped_module.w"), "layers.0.w"),
+        (("module", "module.w"), "w"),
+        (("optim", "state", "embed.weight", "exp_avg"), "optim.state.embed.weight.exp_avg"),
+    ],
+)
+def test_a_tensor_is_called_as_in_its_model(path, name):
+    assert model_name(DcpTensor(".".join(path), path, (1,), "float32", ())) == name
