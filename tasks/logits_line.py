@@ -92,6 +92,8 @@ def compare(subject: Subject) -> LogitsEvidence:
         FormatError: the golden file cannot be this model's.
         ForwardError: transformers does not load the release or the merged folder.
     """
+    if subject.scratch.exists():
+        shutil.rmtree(subject.scratch)  # left behind by a run that was killed
     subject.scratch.mkdir(parents=True)
     try:
         return _compare(subject)

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
 Indices = npt.NDArray[np.int64]
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -43,7 +45,7 @@ class Tally:
         wide = self._scratch[: values.numel()].copy_(values.reshape(-1))
         self.numel += wide.numel()
         self.zeros += wide.numel() - count_nonzero(values)
-        low, high = (float(edge) for edge in torch.aminmax(wide))
+        low, high = (float(edge) for edge in torch.aminmax(values if values.dtype in _NARROW else wide))  # narrow is half the time
         finite = wide
         if not (math.isfinite(low) and math.isfinite(high)):
             finite = wide[torch.isfinite(wide)]

@@ -150,6 +150,13 @@ def test_a_damage_after_the_merge_fails_the_cast_and_names_the_layer(tmp_path):
     assert cast.first_diverging_layer == "layer 1"
 
 
+def test_scratch_left_by_a_killed_run_does_not_stop_the_next(tmp_path):
+    (tmp_path / "scratch" / "honest-cast").mkdir(parents=True)
+    found = _compare(tmp_path, UNTIED, dtype=torch.bfloat16, golden=False, source_format="hf")
+    assert _verdicts(found) == {CAST: True}
+    assert not (tmp_path / "scratch").exists()
+
+
 def test_without_a_golden_the_recorded_witness_is_not_heard_and_says_so(tmp_path):
     found = _compare(tmp_path, UNTIED, golden=False)
     assert [c.reference for c in found.comparisons] == ["framework's live model", "merged values (nothing is cast)"]
