@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.engine.tensors.catalog import Catalog
 from tasks.handover import Loaded, SourceRef
-from tasks.sources import catalog_of
+from tasks.sources import open_afresh
 from validators.tables import SourceTable, format_shape, write_table
 
 
@@ -24,7 +24,7 @@ def load_shards(ref: SourceRef, folder: Path) -> Loaded:
     Returns:
         What was found, with the digest filled in.
     """
-    catalog = catalog_of(ref)
+    catalog = open_afresh(ref).catalog
     known = replace(ref, digest=catalog.digest)
     table = write_table(SourceTable, _source_table(catalog), folder / "source.csv")
     return Loaded(

@@ -83,8 +83,11 @@ class OpenFiles:
                 raise FormatError(f"ends at byte {start + at}", where=path, remedy="Restore this file from a copy.")
             at += got
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor; whoever drops the last reference has the same done."""
         with self._lock:
             for fd in self._fds.values():
                 os.close(fd)
