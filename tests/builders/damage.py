@@ -20,7 +20,7 @@ def edit_metadata(folder: Path, edit: Edit) -> None:
 def place_of(folder: Path, fqn: str) -> tuple[Path, int, int]:
     """File, first byte and length of a tensor's first stored item."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())
-    index, place = next((i, p) for i, p in metadata.storage_data.items() if i.fqn == fqn)
+    _index, place = next((i, p) for i, p in metadata.storage_data.items() if i.fqn == fqn)
     return folder / place.relative_path, place.offset, place.length
 
 

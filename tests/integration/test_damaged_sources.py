@@ -85,7 +85,8 @@ def test_any_flipped_bit_in_an_item_is_refused_or_leaves_the_values(folder, writ
         try:
             out = export(folder, base)
         except ReleaseError as refusal:
-            assert path.name in str(refusal)
+            if path.name not in str(refusal):
+                crashed.append((at, number % 8, str(refusal)))
         except Exception as crash:  # every crash is collected, so that one run shows all
             crashed.append((at, number % 8, repr(crash)))
         else:
