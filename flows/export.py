@@ -19,14 +19,14 @@ from reports.model import Omission, Report, Verdict
 from reports.write import ReportPaths, write_report
 from tasks.artifacts import ProgressArtifact, show_check, show_findings, show_report
 from tasks.check import check_plan, check_release, measure_release, read_statistics
-from tasks.compare_logits import compare_logits, merge_uncast
+from tasks.compare_logits import check_golden, compare_logits, merge_uncast
 from tasks.engine.writing.sidecars import Lineage
 from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
 from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
 from tasks.load_shards import load_shards
 from tasks.publish import publish
 from tasks.reshard import reshard
-from tasks.sources import release_source
+from tasks.sources import close_source
 from tasks.write import finish_release, write_file
 from validators.check import has_tokenizer
 from validators.checks import CHECKS
@@ -96,6 +96,8 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     wanted = ModelRequest(assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file)
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
+    if request.golden is not None and planned.config is not None and "logits" not in request.skips:
+        run.runner.call(check_golden, planned, request.golden, assets)
     prepared = Prepared(assets, loaded, planned)
     if judged.failed():
         raise _refusal(judged, _report(request, run, Gathered(prepared, judged)))
@@ -116,15 +118,9 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
         NotPublishedError: a check on the written release failed.
         ReleaseError: the work could not be done; nothing is left at the destination.
     """
+    refuse_inside_source(request)
     _check_request(request)
     prepared = prepare(request, run)
-    try:
-        return _export_prepared(request, run, prepared)
-    finally:
-        release_source(prepared.loaded.ref)
-
-
-def _export_prepared(request: ExportRequest, run: Run, prepared: Prepared) -> Outcome:
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(destination):
@@ -225,16 +221,31 @@ def _check_request(request: ExportRequest) -> None:
     parent = next(folder for folder in request.to.absolute().parents if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
-    if request.to.absolute().is_relative_to(request.source.absolute()):
-        raise RequestError(
-            "lies inside the checkpoint", where=str(request.to), remedy="No export writes into its source: choose another --to."
-        )
     unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
     if unknown:
         raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
     for option, path in (("--assets", request.assets), ("--golden", request.golden)):
         if path is not None and not (path.is_dir() if option == "--assets" else path.is_file()):
             raise RequestError("does not exist" if not path.exists() else "is of the wrong kind", where=f"{option} {path}")
+
+
+def refuse_inside_source(request: ExportRequest) -> None:
+    """Raise when something would be written into the checkpoint.
+
+    Args:
+        request: what to export.
+
+    Raises:
+        RequestError: the destination or the run folders lie inside it.
+    """
+    for option, path in (("--to", request.to), ("--runs", request.runs)):
+        for root in (request.source, *request.also):
+            if path.resolve().is_relative_to(root.resolve()):
+                raise RequestError(
+                    f"lies inside the checkpoint {root}",
+                    where=f"{option} {path}",
+                    remedy=f"No export writes into its source: choose another {option}.",
+                )
 
 
 def _own_assets(loaded: Loaded) -> Path | None:
@@ -261,6 +272,13 @@ def _disk_full(destination: Path, nbytes: int, error: OSError) -> RequestError:
 
 
 def _refusal(judged: Judged, outcome: Outcome) -> ReleaseError:
+    broken = next((result for result in judged.failed() if result.status == "errored"), None)
+    if broken is not None:
+        return RequestError(
+            f"check {broken.check} could not run: {broken.reason}",
+            where=str(outcome.paths.html),
+            remedy=f"Look at the files in --assets; to export without this check, --skip {broken.check}=REASON.",
+        )
     first = next(f for result in judged.failed() for f in result.findings if f.severity == "error")
     others = sum(f.count for result in judged.failed() for f in result.findings if f.severity == "error") - first.count
     more = f" {others} more findings are in {outcome.paths.html}." if others else ""
@@ -304,4 +322,8 @@ def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Ou
     Returns:
         The outcome of a green run.
     """
-    return export_line(request, Run.create("export", request.runs, runner, progress))
+    refuse_inside_source(request)
+    try:
+        return export_line(request, Run.create("export", request.runs, runner, progress))
+    finally:
+        close_source()

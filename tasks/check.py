@@ -13,6 +13,7 @@ from reports.model import CheckResult, TensorStatistics
 from tasks.engine.planning.plan import plan_from_json
 from tasks.handover import Compared, Judged, Measured, Planned
 from tasks.measure import measure
+from tasks.reshard import read_config
 from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING
 from validators.expectation import Evidence, Expectation, expectation_from_json
@@ -121,8 +122,7 @@ def _planned_release(planned: Planned, assets: Path | None) -> Release:
         for file in plan.files
     )
     config = json.loads(planned.config.read_text(encoding="utf-8")) if planned.config else {}
-    generation = assets / "generation_config.json" if assets else None
-    generation_config = json.loads(generation.read_text(encoding="utf-8")) if generation and generation.is_file() else {}
+    generation_config = read_config(assets, "generation_config.json")
     return Release(None, files, config=config, generation_config=generation_config, assets=assets)
 
 

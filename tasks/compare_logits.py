@@ -8,12 +8,29 @@ from prefect.cache_policies import NO_CACHE
 from tasks.engine.planning.plan import plan_from_json
 from tasks.engine.writing.execute import execute_file
 from tasks.engine.writing.sidecars import write_sidecars
+from tasks.forward import ForwardError, why_not_runnable
 from tasks.handover import Compared, Loaded, Planned
-from tasks.logits_line import Subject, compare
+from tasks.logits_line import Subject, compare, not_compared, read_golden
 from tasks.reshard import read_config
 from tasks.sources import opened
+from validators.check import has_tokenizer
 from validators.expectation import expectation_from_json
 from validators.tables import ValueTable, write_table
+
+
+@task(name="check golden", cache_policy=NO_CACHE)
+def check_golden(planned: Planned, golden: Path, tokenizer: Path | None) -> None:
+    """Refuse recorded logits that cannot be this model's, before anything is written.
+
+    Args:
+        planned: the plan; its config says how large the vocabulary is.
+        golden: recorded logits.
+        tokenizer: folder of a tokenizer, or None.
+    """
+    assert planned.config is not None
+    folder = planned.config.parent
+    if not why_not_runnable(folder):
+        read_golden(golden, folder, tokenizer if has_tokenizer(tokenizer) else None)
 
 
 @task(name="merge uncast", cache_policy=NO_CACHE)
@@ -64,20 +81,22 @@ def compare_logits(
         The comparisons.
     """
     expected = expectation_from_json(planned.expected.read_text()) if planned.expected else None
-    found = compare(
-        Subject(
-            release,
-            merged,
-            loaded.format,
-            loaded.roots,
-            planned.source_dtype,
-            planned.release_dtype,
-            bool(expected and expected.experts),
-            golden,
-            tokenizer,
-            memory,
-            release.parent / f"{release.name}-scratch",
-        )
+    subject = Subject(
+        release,
+        merged,
+        loaded.format,
+        loaded.roots,
+        planned.source_dtype,
+        planned.release_dtype,
+        bool(expected and expected.experts),
+        golden,
+        tokenizer,
+        memory,
+        release.parent / f"{release.name}-scratch",
     )
+    try:
+        found = compare(subject)
+    except ForwardError as error:  # what was written does not load: a failed check of the release, not of the request
+        return Compared((not_compared(subject, str(error)),))
     values = None if found.values is None else write_table(ValueTable, found.values, run_folder / "live_values.csv")
     return Compared(found.comparisons, found.witnesses, found.reason, values)

@@ -106,7 +106,7 @@ def _compare(subject: Subject) -> LogitsEvidence:
     if reason:
         silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME))
         return LogitsEvidence(witnesses=silent, reason=reason)
-    golden = _read_golden(subject)
+    golden = read_golden(subject.golden, subject.release, subject.tokenizer) if subject.golden else None
     live, values, said = _hear_framework(subject)
     batches = default_batches(subject.release, tokenizer_folder=subject.tokenizer)
     if golden is not None:
@@ -122,12 +122,36 @@ def _compare(subject: Subject) -> LogitsEvidence:
     return LogitsEvidence(tuple(comparisons), (heard, said), values)
 
 
-def _read_golden(subject: Subject) -> recorded.Recorded | None:
-    if subject.golden is None:
-        return None
-    vocab, max_position = limits_of(subject.release)
-    reachable = reachable_ids(subject.release, subject.tokenizer)
-    return recorded.read_recorded(subject.golden, vocab=vocab, reachable=reachable, max_position=max_position)
+def read_golden(golden: Path, config_folder: Path, tokenizer: Path | None) -> recorded.Recorded:
+    """Read recorded logits, as far as a config can judge them.
+
+    Args:
+        golden: the file.
+        config_folder: holds the model's config.json.
+        tokenizer: folder of a tokenizer, or None.
+
+    Returns:
+        Ids and logits.
+
+    Raises:
+        FormatError: the file cannot be this model's.
+    """
+    vocab, max_position = limits_of(config_folder)
+    return recorded.read_recorded(golden, vocab=vocab, reachable=reachable_ids(config_folder, tokenizer), max_position=max_position)
+
+
+def not_compared(subject: Subject, why: str) -> LogitsComparison:
+    """Return the comparison of a release that could not be run: no position, so that its check fails.
+
+    Args:
+        subject: what should have been compared.
+        why: what transformers said.
+
+    Returns:
+        A comparison without metrics.
+    """
+    row = limits_row(subject.release_dtype, subject.source_dtype, "", is_moe=subject.is_moe)
+    return LogitsComparison("cast", "merged values", f"release ({why})", row, 0, {}, {})
 
 
 def _describe(golden: recorded.Recorded | None) -> str:

@@ -60,11 +60,12 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     )
 
 
-def read_config(assets: Path | None) -> Mapping[str, object]:
-    """Return the config.json of a folder.
+def read_config(assets: Path | None, name: str = "config.json") -> Mapping[str, object]:
+    """Return a config of a folder.
 
     Args:
         assets: the folder, or None.
+        name: the file.
 
     Returns:
         The parsed config; empty when there is none.
@@ -72,15 +73,15 @@ def read_config(assets: Path | None) -> Mapping[str, object]:
     Raises:
         RequestError: it is not a JSON object.
     """
-    path = assets / "config.json" if assets is not None else None
+    path = assets / name if assets is not None else None
     if path is None or not path.is_file():
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RequestError(f"cannot be read: {error}", where=str(path), remedy="Give a folder with a sound config.json.") from error
+        raise RequestError(f"cannot be read: {error}", where=str(path), remedy=f"Give a folder with a sound {name}.") from error
     if not isinstance(config, dict):
-        raise RequestError("is not a JSON object", where=str(path), remedy="Give a folder with a sound config.json.")
+        raise RequestError("is not a JSON object", where=str(path), remedy=f"Give a folder with a sound {name}.")
     return config
 
 

@@ -27,10 +27,8 @@ def open_source(ref: SourceRef) -> tuple[SourceRef, SourceBytes]:
     reader = open_checkpoint(ref.path, also=ref.also, step=ref.step)
     catalog = reader.catalog()
     known, source = replace(ref, digest=catalog.digest), SourceBytes(reader, catalog)
+    close_source()
     with _lock:
-        for earlier in _latest.values():
-            earlier.files.close()
-        _latest.clear()
         _latest[known] = source
     return known, source
 
@@ -57,13 +55,25 @@ def opened(ref: SourceRef) -> SourceBytes:
     return source
 
 
-def release_source(ref: SourceRef) -> None:
-    """Close the files of a checkpoint that a run is done with.
+def reopened(ref: SourceRef) -> SourceBytes:
+    """Open a run's checkpoint once more, to see that it is still the same.
 
     Args:
         ref: which one, with its digest.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        FormatError: the checkpoint changed since the run began.
     """
+    close_source()
+    return opened(ref)
+
+
+def close_source() -> None:
+    """Let go of the checkpoint that was opened last, and close its files."""
     with _lock:
-        source = _latest.pop(ref, None)
-    if source is not None:
-        source.files.close()
+        for source in _latest.values():
+            source.files.close()
+        _latest.clear()

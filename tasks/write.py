@@ -13,7 +13,7 @@ from tasks.engine.writing.replicas import check_replicas
 from tasks.engine.writing.sidecars import Lineage, write_card, write_manifest, write_sidecars
 from tasks.engine.writing.stage import Stage
 from tasks.handover import Planned, SourceRef
-from tasks.sources import opened
+from tasks.sources import opened, reopened
 
 
 @task(name="write file", task_run_name="write {name}", cache_policy=NO_CACHE)
@@ -43,7 +43,8 @@ def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progre
 
 @task(name="finish release", cache_policy=NO_CACHE)
 def finish_release(ref: SourceRef, planned: Planned, stage: Stage, assets: Path | None, lineage: Lineage) -> int:
-    """Check what several files share and what is stored twice, then write index, config, tokenizer, card and manifest.
+    """Check that the source is still the one that was planned, what several files share and what is stored twice; then write index,
+    config, tokenizer, card and manifest.
 
     Args:
         ref: the checkpoint.
@@ -55,7 +56,7 @@ def finish_release(ref: SourceRef, planned: Planned, stage: Stage, assets: Path 
     Returns:
         Bytes of replicas compared.
     """
-    plan, source = _read_plan(planned), opened(ref)
+    plan, source = _read_plan(planned), reopened(ref)
     records = _records(plan, stage)
     verify_shared(plan.files, records, source)
     compared = check_replicas(plan, source)

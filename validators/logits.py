@@ -42,6 +42,7 @@ def _judge(comparison: LogitsComparison) -> Iterator[Finding]:
     what = f"{comparison.name}: {comparison.candidate} against {comparison.reference}"
     if comparison.positions == 0:
         yield finding("logits.no-positions", what, expected="at least one position", found="none")
+        return
     for metric, value in comparison.metrics.items():
         if not math.isfinite(value):
             yield finding("logits.nonfinite", what, expected=f"a number for {metric}", found=str(value))

@@ -55,6 +55,8 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
     specs = plan_merge(catalog, model, frozenset(asked) | dropped)
     given_up = tuple(Dropped(name, because, "request", _targets_of(name, model)) for name, because in asked.items())
     renamed = plan_renames(specs, names, model, _tie(request), frozenset(t for drop in given_up for t in drop.targets))
+    made = {draft.name for draft in renamed.drafts}
+    given_up = tuple(replace(drop, targets=tuple(t for t in drop.targets if t not in made)) for drop in given_up)
     policy = DtypePolicy(request.dtype, request.family.keep_fp32 if request.family else ())
     files = pack(plan_encodings(renamed.drafts, policy), request.max_file_bytes)
     plan = ExportPlan(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.errors import ShapeError, UnmappedError, name_some
+from reports.errors import RequestError, ShapeError, UnmappedError, name_some
 from tasks.engine.planning.merge import Model
 from tasks.engine.planning.plan import Alias, Dropped, Input
 from tasks.engine.tensors.ops import OpCall, Piece, Shape
@@ -59,7 +59,8 @@ def plan_renames(
 
     Raises:
         UnmappedError: sources no rule takes, or targets nothing feeds; both lists together.
-        ShapeError: targets whose shape differs from the config's.
+        ShapeError: targets whose shape differs from the config's, or a tied head whose shape is not the embedding's.
+        RequestError: of a tied pair, only the kept one is dropped.
     """
     drafts: dict[str, Draft] = {}
     heads: list[str] = []
@@ -81,13 +82,13 @@ def plan_renames(
     if tie is not None and tie.keep_alias and tie.kept in drafts and tie.alias not in drafts:
         kept = drafts[tie.kept]
         drafts[tie.alias] = Draft(tie.alias, kept.shape, kept.inputs, kept.op)
-    wanted = [name for name in (model.shapes or drafts) if name not in given_up]
+    wanted = [name for name in (model.shapes or drafts) if name in drafts or name not in given_up]
     missing = [name for name in wanted if name not in drafts]
     phantom += [d.inputs[0].name for name, d in drafts.items() if model.shapes and name not in model.shapes]
     if missing or phantom:
         raise _unmapped(missing, phantom, model)
     _check_shapes(drafts, model)
-    return Renamed(tuple(drafts[name] for name in wanted), _aliases(heads, drafts, tie), tuple(dropped))
+    return Renamed(tuple(drafts[name] for name in wanted), _aliases(heads, sources, drafts, tie), tuple(dropped))
 
 
 def _draft(source: TensorSpec, piece: Piece) -> Draft:
@@ -111,11 +112,23 @@ def _check_exhaustive(source: TensorSpec, pieces: Sequence[Piece]) -> None:
         check_tiling(source.fqn, source.shape, np.array([b.offset for b in boxes]), np.array([b.shape for b in boxes]))
 
 
-def _aliases(heads: Sequence[str], drafts: Mapping[str, Draft], tie: Tie | None) -> tuple[Alias, ...]:
-    if tie is None:
+def _aliases(heads: Sequence[str], sources: Mapping[str, TensorSpec], drafts: Mapping[str, Draft], tie: Tie | None) -> tuple[Alias, ...]:
+    if tie is None or not heads:
         return ()
     because = f"tie_word_embeddings: {tie.alias} is {tie.kept}"
-    return tuple(Alias(head, drafts[tie.kept].inputs[0].name, because) for head in heads)
+    if tie.kept not in drafts:
+        raise RequestError(
+            f"is the only copy of {tie.kept} once that is dropped", where=heads[0], remedy=f"Drop both or neither ({because})."
+        )
+    kept = drafts[tie.kept].inputs[0]
+    for head in heads:
+        if head in sources and sources[head].shape != kept.full_shape:
+            raise ShapeError(
+                f"has shape {sources[head].shape}, {kept.name} {kept.full_shape}; {because}",
+                where=head,
+                remedy="If the head was trained apart, set tie_word_embeddings to false in the config given with --assets.",
+            )
+    return tuple(Alias(head, kept.name, because) for head in heads)
 
 
 def _unmapped(missing: Sequence[str], phantom: Sequence[str], model: Model) -> UnmappedError:

@@ -16,12 +16,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from reports.errors import CommitError
 from tasks.engine.planning.plan import FilePlan
-from tasks.engine.writing.crc import CrcPiece
 from tasks.engine.writing.execute import FileRecord
 from tasks.engine.writing.lock import DestinationLock
 from validators.release import MANIFEST_NAME, MARKER_NAME
@@ -29,6 +29,8 @@ from validators.release import MANIFEST_NAME, MARKER_NAME
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _PROGRESS = ".progress"
 _HASH_NBYTES = 4 << 20
+
+_RECORDS = TypeAdapter(FileRecord)
 
 Step = Callable[[str], None]
 
@@ -65,6 +67,7 @@ class Stage:
         refuse_taken(destination)
         stage = cls(destination, plan_digest, reached)
         (stage.folder / _PROGRESS).mkdir(parents=True, exist_ok=True)
+        stage._clear()
         reached("staged")
         return stage
 
@@ -77,9 +80,10 @@ class Stage:
         Returns:
             The record, or None when the file must be written.
         """
-        if not self._record_path(file.name).is_file():
+        try:
+            record = self.record_of(file.name)
+        except (FileNotFoundError, ValidationError):  # a power failure may tear a record
             return None
-        record = self.record_of(file.name)
         staged = self.folder / file.name
         if not staged.is_file() or staged.stat().st_size != file.nbytes or sha256_of(staged) != record.sha256:
             return None
@@ -93,11 +97,12 @@ class Stage:
 
         Returns:
             What `keep` stored.
+
+        Raises:
+            FileNotFoundError: the file is not finished.
+            ValidationError: the record is torn.
         """
-        content = json.loads(self._record_path(name).read_text())
-        pieces = tuple(CrcPiece(**piece) for piece in content.pop("pieces"))
-        flushed = tuple((tensor, count) for tensor, count in content.pop("flushed"))
-        return FileRecord(**content, pieces=pieces, flushed=flushed)
+        return _RECORDS.validate_json(self._record_path(name).read_bytes())
 
     def keep(self, record: FileRecord) -> None:
         """Record that a file is finished.
@@ -107,7 +112,7 @@ class Stage:
         """
         path = self._record_path(record.name)
         draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(record)))
+        draft.write_bytes(_RECORDS.dump_json(record))
         draft.replace(path)
         self._reached(f"wrote {record.name}")
 
@@ -141,6 +146,16 @@ class Stage:
     def discard(self) -> None:
         """Remove the stage and everything in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _clear(self) -> None:
+        # Only finished files are taken up: what else a killed run left (a tokenizer since replaced, half a file) must not be published.
+        finished = {path.name.removesuffix(".json") for path in (self.folder / _PROGRESS).glob("*.json")}
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                if path.name != _PROGRESS:
+                    shutil.rmtree(path)
+            elif path.name not in finished:
+                path.unlink()
 
     def _record_path(self, name: str) -> Path:
         return self.folder / _PROGRESS / f"{name}.json"

@@ -1,0 +1,123 @@
+"""Runs exports in forked children of one process that has everything imported, so that each takes a fraction of a second.
+
+Run as `python -m tests.builders.forking`: one JSON order per line on standard input, one JSON answer per line on standard output.
+`Forker` is the other end. An order may ask the child to kill itself at a step of the line, to be killed after some seconds, to run as
+another user, under a file size limit, or to do something to the source at a step.
+"""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+STEP_LOG = "steps.txt"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a child ended: `signal` that killed it or 0, the refusal's class and text, the steps it reached."""
+
+    signal: int
+    refusal: str
+    message: str
+    steps: tuple[str, ...]
+    seconds: float
+
+
+class Forker:
+    """Starts the parent process and sends it orders. Use as a context manager."""
+
+    def __enter__(self) -> "Forker":
+        command = [sys.executable, "-m", "tests.builders.forking"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def export(self, request: dict[str, object], log: Path, **order: object) -> Ending:
+        """Export in a child; `log` is a folder for what it says. Orders: kill_at, kill_after, uid, file_nbytes, copy_at."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        log.mkdir(parents=True, exist_ok=True)
+        print(json.dumps({"request": request, "log": str(log), **order}), file=self._process.stdin, flush=True)
+        content = json.loads(self._process.stdout.readline())
+        return Ending(content["signal"], content["refusal"], content["message"], tuple(content["steps"]), content["seconds"])
+
+
+def _serve() -> None:
+    import torch
+
+    import flows.export
+    import flows.run  # noqa: F401  (imported before the forks)
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(_run(json.loads(line))), flush=True)
+
+
+def _run(order: dict) -> dict[str, object]:
+    log = Path(order["log"])
+    for name in (STEP_LOG, "refusal.json"):
+        (log / name).unlink(missing_ok=True)
+    begun = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _work(order, log)
+    if order.get("kill_after") is not None:
+        time.sleep(order["kill_after"])
+        os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still its own
+    _, status = os.waitpid(child, 0)
+    refusal = json.loads((log / "refusal.json").read_text()) if (log / "refusal.json").exists() else ["", ""]
+    steps = (log / STEP_LOG).read_text().splitlines() if (log / STEP_LOG).exists() else []
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return {"signal": killed, "refusal": refusal[0], "message": refusal[1], "steps": steps, "seconds": time.monotonic() - begun}
+
+
+def _work(order: dict, log: Path) -> None:
+    from flows.export import NotPublishedError, export_line
+    from flows.requests import ExportRequest
+    from flows.run import PlainRunner, Run
+    from reports.errors import ReleaseError
+
+    def reached(step: str) -> None:
+        with (log / STEP_LOG).open("a") as file:
+            file.write(step + "\n")
+        if step == order.get("kill_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if order.get("copy_at") and order["copy_at"][0] == step:
+            shutil.copyfile(*order["copy_at"][1:])
+
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if order.get("uid"):
+            os.setgroups([])
+            os.setgid(order["uid"])
+            os.setuid(order["uid"])
+        if order.get("file_nbytes"):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_nbytes"], order["file_nbytes"]))
+        request = ExportRequest.model_validate(order["request"])
+        run = Run.create("export", request.runs, PlainRunner())
+        run.reached = reached
+        export_line(request, run)
+        code = 0
+    except (ReleaseError, NotPublishedError) as refusal:
+        (log / "refusal.json").write_text(json.dumps([type(refusal).__name__, str(refusal)]))
+    except BaseException as crash:
+        (log / "refusal.json").write_text(json.dumps([f"CRASH {type(crash).__name__}", str(crash)]))
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
