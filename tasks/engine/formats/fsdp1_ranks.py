@@ -29,7 +29,13 @@ from tasks.engine.tensors.catalog import Catalog, Fragment, Locator, SourceTenso
 from tasks.engine.tensors.region import Region
 
 REMEDY = "Restore the files of all ranks or export another step."
-FLAT = "_flat_param"
+# Other files per rank → what they hold; listed as state, never opened
+STATE_FILES: Mapping[re.Pattern[str], str] = MappingProxyType(
+    {
+        re.compile(r"^optim\w*[._-]rank[_-]?\d+\.(?:pt|pth|bin)$"): "optimizer state",
+        re.compile(r"^extra_state\w*_rank_\d+\.pt$"): "schedule and random number state (verl)",
+    }
+)
 
 # Names of the ranks' files, with groups `world` (where the name tells) and `rank` → who writes them so
 RANK_FILES: Mapping[re.Pattern[str], str] = MappingProxyType(
@@ -135,7 +141,7 @@ class RankFilesReader:
             step_of(folder.absolute()),
             MappingProxyType(tensors),
             builder.build(),
-            tuple(state.values()),
+            (*state.values(), *_state_files(folder)),
             digest_files(content, files.values()),
             sum(file.nbytes for file in files.values()),
             tuple(replicas),
@@ -175,12 +181,6 @@ def _collect(file: FoundFile, boxes: dict[str, list[_Box]], shapes: dict[str, tu
             key = ".".join(path)
             state.setdefault(key, StateItem(key, "tensor", shape))
             continue
-        if name.rpartition(".")[2].startswith(FLAT):
-            raise FormatError(
-                f"{name} is a flat parameter (FSDP1 LOCAL_STATE_DICT): the original shapes are in no file",
-                where=file.absolute,
-                remedy="Load it in the training code and save with SHARDED_STATE_DICT or FULL_STATE_DICT.",
-            )
         if shapes.setdefault(name, shape) != shape:
             raise FormatError(
                 f"{name} has shape {shape}, in other ranks' files {shapes[name]}; parts of two saves?", where=file.absolute, remedy=REMEDY
@@ -210,6 +210,10 @@ def _rank_files(names: list[str]) -> dict[str, re.Match[str]]:
         if match:
             found[name] = match
     return found
+
+
+def _state_files(folder: Path) -> list[StateItem]:
+    return [StateItem(name, "object") for name in list_names(folder) if any(pattern.match(name) for pattern in STATE_FILES)]
 
 
 def _all_ranks(source: Source, inner: str, where: str) -> list[str]:

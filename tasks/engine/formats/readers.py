@@ -4,10 +4,12 @@ A *run's root* is a folder of one training run with a checkpoint per step inside
 steps passed over become notes.
 """
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from reports.errors import FormatError, HostilePickleError, name_some
+from tasks.engine.containers.ranges import unreadable
 from tasks.engine.formats.dcp import DcpReader
 from tasks.engine.formats.dcp_hf import DcpSafetensorsReader
 from tasks.engine.formats.folders import list_names, list_steps, step_of
@@ -36,29 +38,23 @@ def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None =
     """
     for folder in (path, *also):
         _check_folder(folder)
-    reasons = []
-    for reader in READERS:
-        probe = reader.probe(path)
-        if probe.matches:
-            found = step_of(path.absolute())
-            if step is not None and found != step:
-                raise FormatError(f"is {'no numbered step' if found is None else f'step {found}'}, not step {step}", where=str(path))
-            return reader(Source(path, tuple(also)))
-        reasons.append(f"{reader.name}: {probe.because}")
     steps = list_steps(path)
-    if steps:
+    if steps and not any(kind.probe(path).matches for kind in READERS):
         return _open_step(path, tuple(also), steps, step)
-    raise FormatError(
-        f"not a checkpoint this product reads ({'; '.join(reasons)}); the folder holds {name_some(list_names(path))}",
-        where=str(path),
-        remedy="Point at the folder that holds the checkpoint's files.",
-    )
+    kind, found = _recognise(path), step_of(path.absolute())
+    if step is not None and found != step:
+        raise FormatError(f"is {'no numbered step' if found is None else f'step {found}'}, not step {step}", where=str(path))
+    return kind(Source(path, tuple(also)))
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.exists():
-        raise FormatError("does not exist", where=str(folder), remedy="Check the path.")
-    if not folder.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except FileNotFoundError:
+        raise FormatError("does not exist", where=str(folder), remedy="Check the path.") from None
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    if not is_folder:
         raise FormatError("is a file, a checkpoint is a folder", where=str(folder), remedy=f"Point at the folder: {folder.parent}")
     if not list_names(folder):
         raise FormatError("is an empty folder", where=str(folder), remedy="Check the path, or whether the save has finished.")
@@ -77,23 +73,28 @@ def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], 
             )
         roots = tuple(other / names[0] if (other / names[0]).is_dir() else other for other in also)
         try:
-            return _open_complete(root / names[0], roots, tuple(passed))
+            reader = _recognise(root / names[0])(Source(root / names[0], roots, tuple(passed)))
+            reader.catalog()
         except HostilePickleError:
             raise
         except FormatError as error:
             if step is not None:
                 raise
             passed.append(f"{names[0]} passed over: {error}")
+        else:
+            return reader
     raise FormatError(f"has no complete step: {'; '.join(passed[:5])}", where=str(root), remedy="Restore one of the steps.")
 
 
-def _open_complete(folder: Path, also: tuple[Path, ...], notes: tuple[str, ...]) -> CheckpointReader:
+def _recognise(folder: Path) -> type[CheckpointReader]:
     reasons = []
     for kind in READERS:
         probe = kind.probe(folder)
         if probe.matches:
-            reader = kind(Source(folder, also, notes))
-            reader.catalog()
-            return reader
+            return kind
         reasons.append(f"{kind.name}: {probe.because}")
-    raise FormatError(f"not a checkpoint this product reads ({'; '.join(reasons)})", where=str(folder))
+    raise FormatError(
+        f"not a checkpoint this product reads ({'; '.join(reasons)}); the folder holds {name_some(list_names(folder))}",
+        where=str(folder),
+        remedy="Point at the folder that holds the checkpoint's files.",
+    )

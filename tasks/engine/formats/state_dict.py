@@ -80,6 +80,7 @@ NEST_KEYS: Mapping[str, str] = MappingProxyType(
 # Components that wrappers put into names. Source: torch 2.13: distributed/fsdp/_common_utils.py, checkpoint_wrapper.py, _dynamo.
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_fsdp_wrapped_module|_fpw_module|_checkpoint_wrapped_module|_orig_mod)\.")
 _LEADING = re.compile(r"^(?:module\.)+")  # DataParallel, DistributedDataParallel
+_FLAT = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?$")  # FSDP1's concatenation of a module's parameters
 _NUMBER = re.compile(r"_\d+$")  # optimizer_0
 
 
@@ -161,7 +162,7 @@ def strip_wrappers(name: str) -> str:
 
 
 def strip_all(names: Iterable[str], where: str) -> dict[str, str]:
-    """Return the names without wrappers, and prove that they stay apart.
+    """Return the names without wrappers, and prove that they stay apart and are no flat parameters.
 
     Args:
         names: as saved, each once.
@@ -171,12 +172,18 @@ def strip_all(names: Iterable[str], where: str) -> dict[str, str]:
         Name as saved → name without wrappers.
 
     Raises:
-        FormatError: two names become one.
+        FormatError: two names become one, or one names a flat parameter.
     """
     stripped: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in names:
         short = strip_wrappers(name)
+        if _FLAT.search(short):
+            raise FormatError(
+                f"{name} is a flat parameter (FSDP1 LOCAL_STATE_DICT): the original shapes are in no file",
+                where=where,
+                remedy="Load it in the training code and save with SHARDED_STATE_DICT or FULL_STATE_DICT.",
+            )
         if short in taken:
             raise FormatError(
                 f"{taken[short]} and {name} are both {short} without wrapper prefixes",

@@ -1,6 +1,7 @@
 """DCP folders that are incomplete, damaged or odd: one test per way. The sound ones are in tests/contract."""
 
 import os
+import pickle
 import shutil
 import zlib
 from pathlib import Path
@@ -174,6 +175,16 @@ def test_a_dtype_no_release_can_hold_is_refused_in_the_model_and_listed_in_the_s
     assert _catalog(tmp_path / "state").state[0].dtype == "complex64"
     save_alone({"model": {"a": torch.zeros(2, dtype=torch.complex64)}}, tmp_path / "model")
     assert "model.a has dtype complex64" in _refusal(tmp_path / "model")
+
+
+def test_a_chunk_that_several_ranks_saved_is_read_once_with_a_note(folder):
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    item = metadata.state_dict_metadata["model.a.weight"]
+    item.chunks = item.chunks * 2
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    catalog = _catalog(folder)
+    assert len(catalog.fragments("a.weight")) == 1
+    assert catalog.notes == ("a.weight: the chunk at (0, 0) was saved by several ranks; the one the metadata points to is read",)
 
 
 def test_a_tensor_without_elements_has_no_fragment(tmp_path):

@@ -100,6 +100,7 @@ def test_verls_folder_is_read_from_outside_and_optimizer_files_stay_aside(writte
     shutil.copytree(written / "hsdp_dtensors" / "ckpt", tmp_path / "global_step_12" / "actor")
     (tmp_path / "global_step_12" / "actor" / "optim_world_size_4_rank_0.pt").write_bytes(b"cos\nsystem\n.")
     catalog = open_checkpoint(tmp_path).catalog()
+    assert [item.fqn for item in catalog.state] == ["optim_world_size_4_rank_0.pt"]
     assert (catalog.format, catalog.step, set(catalog.tensors)) == (
         "fsdp1_ranks",
         12,

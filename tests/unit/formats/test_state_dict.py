@@ -74,6 +74,12 @@ def test_stripping_is_stable(parts):
     assert strip_wrappers(strip_wrappers(name)) == strip_wrappers(name)
 
 
+@pytest.mark.parametrize("name", ["_flat_param", "model.layers.0._flat_param", "_fsdp_wrapped_module.flat_param", "layers.flat_param_1"])
+def test_flat_parameters_are_refused_with_the_reason(name):
+    with pytest.raises(FormatError, match="the original shapes are in no file"):
+        strip_all([name], "a")
+
+
 def test_names_that_become_one_are_refused_with_both():
     with pytest.raises(FormatError, match=r"_orig_mod\.a\.weight and a\.weight are both a\.weight"):
         strip_all(["_orig_mod.a.weight", "a.weight"], "a")

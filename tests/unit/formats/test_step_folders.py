@@ -143,6 +143,14 @@ def test_an_empty_folder_is_refused(tmp_path):
     assert "is an empty folder" in _refusal(tmp_path / "empty")
 
 
+def test_a_path_behind_a_folder_without_permission_is_refused(run, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert "cannot be read: Permission denied" in _refusal(run)
+
+
 def test_a_folder_without_permission_is_refused(run, monkeypatch):
     def refuse(path: object) -> None:
         raise PermissionError(13, "Permission denied")

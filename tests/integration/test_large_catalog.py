@@ -1,0 +1,33 @@
+"""A catalog of a million fragments opens in bounded time and memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.large_dcp import write_large
+
+READ = """
+import json, resource, sys, time
+from pathlib import Path
+from tasks.engine.formats.readers import open_checkpoint
+started = time.process_time()
+catalog = open_checkpoint(Path(sys.argv[1])).catalog()
+for fqn, tensor in catalog.tensors.items():
+    catalog.check_coverage(fqn, tensor.shape)
+rows = len(catalog.table.file)
+print(json.dumps([rows, time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
+"""
+
+
+@pytest.mark.slow
+def test_a_million_fragments_open_within_a_minute_and_three_gigabytes(tmp_path: Path):
+    write_large(tmp_path / "save", tensors=1000, ranks=1000)
+    command = [sys.executable, "-c", READ, str(tmp_path / "save")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    fragments, seconds, gibibytes = json.loads(said.stdout)
+    assert fragments == 1_000_000
+    assert seconds <= 60
+    assert gibibytes <= 3
