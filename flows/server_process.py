@@ -12,6 +12,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 READY = b"ready"
 GRACE_SECONDS = 8.0  # to write what is held; then it ends the hard way
@@ -45,6 +49,7 @@ def main(listener_fd: int, wire_fd: int, parent: int) -> None:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
+                await _warm_up(app)
                 wire.send(READY)
 
         async def on_tick(self, counter: int) -> bool:
@@ -64,6 +69,15 @@ async def _migrate() -> None:
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / _LOCK):
         await provide_database_interface().create_db()
+
+
+async def _warm_up(app: "FastAPI") -> None:
+    # The first request builds the routes, the first query the object mappings: a second that passes while our parent still imports.
+    from httpx import ASGITransport, AsyncClient
+
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://embedded") as client:
+        await client.get("/api/admin/version")
+        await client.post("/api/flow_runs/count", json={})
 
 
 def _watch(wire: socket.socket, parent: int, is_over: threading.Event, is_at_work: threading.Event) -> None:

@@ -1,6 +1,7 @@
 """The Markdown summary, read back by a Markdown parser that is not ours (markdown-it)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from markdown_it import MarkdownIt
@@ -26,6 +27,7 @@ NASTY = [
     "---",
     "> quote",
     "<http://evil.example>",
+    "<!-- hidden",
     "&lt;b&gt; &amp;",
     "back\\slash \\| bar",
     "line\nbreak\n\n# new",
@@ -90,6 +92,12 @@ def test_every_check_is_a_row_and_every_finding_its_remedy():
     for finding in (f for r in RED.results for f in r.findings):
         assert finding.where in text
         assert finding.remedy in text
+
+
+def test_errors_come_before_warnings_whatever_the_checks_order():
+    report = replace(GREEN, results=(GREEN.results[6], *RED.results[:1]))
+    text = render_markdown(report)
+    assert text.index("`inventory.missing`") < text.index("`statistics.outlier`")
 
 
 def test_nothing_out_of_a_checkpoint_becomes_markup():
