@@ -22,12 +22,20 @@ PACKAGES = ("shardwright", "torch", "safetensors", "transformers", "accelerate",
 
 
 def now() -> str:
-    """Return the time, ISO 8601 in UTC, to the second."""
+    """Return the time.
+
+    Returns:
+        ISO 8601 in UTC, to the second.
+    """
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that take part."""
+    """Return what took part.
+
+    Returns:
+        Versions of Python and of the packages, by name.
+    """
     found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     for name in PACKAGES:
         try:
@@ -41,10 +49,27 @@ class Runner(Protocol):
     """How a flow calls its tasks: through Prefect, or as the plain functions they wrap."""
 
     def call(self, task: "Task[Any, T]", /, *args: object, **kwargs: object) -> T:
-        """Run one task and return its result."""
+        """Run one task.
+
+        Args:
+            task: the task.
+            *args: its arguments.
+            **kwargs: its named arguments.
+
+        Returns:
+            Its result.
+        """
 
     def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
-        """Run a task once per argument tuple, several at a time; results in order. The first exception is raised."""
+        """Run a task once per argument tuple, several at a time; the first exception is raised.
+
+        Args:
+            task: the task.
+            calls: arguments per call.
+
+        Returns:
+            Results, in the order of `calls`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +145,18 @@ class Progress(Protocol):
     """Told of bytes while they are written; from several threads."""
 
     def start(self, total: int) -> None:
-        """A phase of `total` bytes begins."""
+        """Note that a phase begins.
+
+        Args:
+            total: its bytes.
+        """
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes more are done."""
+        """Note that more is done.
+
+        Args:
+            nbytes: bytes since the last call.
+        """
 
     def stop(self) -> None:
         """The phase is over."""

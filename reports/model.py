@@ -164,7 +164,11 @@ class Report:
     schema: str = SCHEMA
 
     def mapping_line(self) -> str:
-        """Return `mapping proven by: …` or `mapping not proven`."""
+        """Return the line that names the witnesses of the mapping.
+
+        Returns:
+            `mapping proven by: …` or `mapping not proven`.
+        """
         names = [w.name for w in self.witnesses if w.heard and "mapping" in w.proves]
         return f"mapping proven by: {', '.join(names)}" if names else "mapping not proven"
 
@@ -235,7 +239,11 @@ def report_from_json(text: str) -> Report:
 
 
 def report_schema() -> Mapping[str, object]:
-    """Return the JSON Schema of a stored report."""
+    """Return what a stored report looks like.
+
+    Returns:
+        JSON Schema.
+    """
     return _ADAPTER.json_schema()
 
 

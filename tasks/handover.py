@@ -92,5 +92,9 @@ class Judged:
     results: tuple[CheckResult, ...]
 
     def failed(self) -> Sequence[CheckResult]:
-        """Return the results that are failed or errored."""
+        """Return what stands against publishing.
+
+        Returns:
+            The results that are failed or errored.
+        """
         return [result for result in self.results if result.status in ("failed", "errored")]

@@ -69,12 +69,20 @@ class Release:
     assets: Path | None = None
 
     def stored(self) -> Iterator[StoredTensor]:
-        """Yield every stored tensor, file by file."""
+        """Yield what is stored.
+
+        Yields:
+            Every tensor, file by file.
+        """
         for file in self.files:
             yield from file.tensors
 
     def by_name(self) -> dict[str, StoredTensor]:
-        """Return the stored tensors by name; of a name stored twice, the last."""
+        """Return the stored tensors by name.
+
+        Returns:
+            Of a name stored twice, the last.
+        """
         return {tensor.name: tensor for tensor in self.stored()}
 
 

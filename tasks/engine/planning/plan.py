@@ -122,7 +122,11 @@ class ExportPlan:
     schema: str = field(default=PLAN_SCHEMA)
 
     def tensors(self) -> Iterator[tuple[FilePlan, TensorPlan]]:
-        """Yield every target with its file, in file order."""
+        """Yield every target, in file order.
+
+        Yields:
+            Its file and the target.
+        """
         for file in self.files:
             for tensor in file.tensors:
                 yield file, tensor

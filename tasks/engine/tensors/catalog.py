@@ -187,7 +187,11 @@ class TableBuilder:
         self._dims_at.append(len(self._offsets))
 
     def build(self) -> FragmentTable:
-        """Return the table of everything added."""
+        """Close the table.
+
+        Returns:
+            The table of everything added.
+        """
         rows = np.asarray(self._rows, dtype=np.int64).reshape(-1, 3)
         return FragmentTable(
             tuple(self._files),

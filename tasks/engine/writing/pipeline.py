@@ -39,7 +39,11 @@ class OrderedWriter:
         self._write_thread.shutdown(wait=True, cancel_futures=True)
 
     def buffer(self) -> bytearray:
-        """Return a buffer of CHUNK_NBYTES to fill and hand to `put_buffer`; waits until one is free."""
+        """Wait for a free buffer.
+
+        Returns:
+            CHUNK_NBYTES to fill and hand to `put_buffer`.
+        """
         while not self._free:
             self._retire()
         return self._free.pop()

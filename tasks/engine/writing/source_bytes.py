@@ -34,7 +34,12 @@ class Run:
 
 
 class SourceBytes:
-    """The values of a checkpoint's tensors, for several threads at once. Close `files` when done."""
+    """The values of a checkpoint's tensors, for several threads at once. Close `files` when done.
+
+    Args:
+        reader: finds payloads.
+        catalog: the reader's.
+    """
 
     def __init__(self, reader: CheckpointReader, catalog: Catalog) -> None:
         self.catalog = catalog
