@@ -159,9 +159,9 @@ def _mapping(root: _Record, name: str, *, optional: bool = False) -> Mapping[obj
 def _places(storage: Mapping[object, object]) -> dict[tuple[object, object], _Record]:
     places: dict[tuple[object, object], _Record] = {}
     for key, value in storage.items():
-        index, info = _expect(key, _Index, "storage_data"), _expect(value, _Record, "storage_data")
+        index, stored = _expect(key, _Index, "storage_data"), _expect(value, _Record, "storage_data")
         offset = index.get("offset")
-        places[index.get("fqn"), None if offset is None else _ints(offset)] = info
+        places[index.get("fqn"), None if offset is None else _ints(offset)] = stored
     return places
 
 
@@ -184,14 +184,14 @@ def _dtype(entry: _Tensor) -> str:
 
 
 def _place(key: str, box: Box, places: Mapping[tuple[object, object], _Record]) -> ItemPlace:
-    info = places.get((key, box.offset))
-    if info is None:
+    stored = places.get((key, box.offset))
+    if stored is None:
         raise FormatError(f"the chunk at {box.offset} has no place in storage_data", where=key)
-    if isinstance(info.state, dict) and info.state.get("transform_descriptors"):
+    if isinstance(stored.state, dict) and stored.state.get("transform_descriptors"):
         raise FormatError("stored through a stream transform", where=key)
-    path = _expect(info.get("relative_path"), str, key)
+    path = _expect(stored.get("relative_path"), str, key)
     refuse_outside(path, key)
-    return ItemPlace(box, path, _expect(info.get("offset"), int, key), _expect(info.get("length"), int, key))
+    return ItemPlace(box, path, _expect(stored.get("offset"), int, key), _expect(stored.get("length"), int, key))
 
 
 def _ints(value: object) -> Ints:

@@ -26,7 +26,7 @@ Stored = Mapping[str, tuple[StoredBox, ...]]
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # anywhere in a name
 _TOP_KEYS = frozenset({"model", "model_state", "model_state_dict", "module", "state_dict"})  # under which trainers put the model
 _NESTS = frozenset({"app", "state"})  # one more level around model and optimizer: torch's tutorial, Composer
-_REOPEN_NBYTES = 32 << 20  # an open safetensors handle keeps every touched page resident
+_REOPEN_NBYTES = 32 << 20  # an open safetensors file keeps every touched page resident
 
 
 def strip_wrappers(name: str) -> str:
@@ -48,8 +48,8 @@ class _Slice(Protocol):
     def __getitem__(self, cuts: object) -> torch.Tensor: ...
 
 
-class _Handle(Protocol):
-    # What is used of the safetensors library's (untyped) handle.
+class _Opened(Protocol):
+    # What is used of the safetensors library's (untyped) open file.
     def keys(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
     def get_slice(self, name: str) -> _Slice: ...
@@ -79,7 +79,7 @@ class _Reopening:
         self._slice = self._open()
 
     def _open(self) -> _Slice:
-        return cast("_Handle", safe_open(self._path, "pt")).get_slice(self._key)
+        return cast("_Opened", safe_open(self._path, "pt")).get_slice(self._key)
 
     def read(self, offset: Ints, shape: Ints) -> torch.Tensor:
         if self._nbytes > _REOPEN_NBYTES:
@@ -146,9 +146,9 @@ def _boxes_of_file(file: Path) -> Iterator[tuple[str, StoredBox]]:
     if file.suffix == ".bin":
         yield from ((strip_wrappers(key), stored) for key, stored in list_tensors(file).items())
         return
-    with _open_safetensors(file) as handle:
-        for key in handle.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
-            shape = tuple(handle.get_slice(key).get_shape())
+    with _open_safetensors(file) as opened:
+        for key in opened.keys():  # noqa: SIM118  (an open safetensors file is no mapping)
+            shape = tuple(opened.get_slice(key).get_shape())
             yield strip_wrappers(key), SafetensorsBox(file, key, Box((0,) * len(shape), shape))
 
 
@@ -156,21 +156,21 @@ def _decode_dcp_hf(roots: tuple[Path, ...]) -> Stored:
     # The files record where each shard begins, never the whole shape; a replicated tensor is in every rank's file, once is enough.
     stored: dict[str, dict[Box, StoredBox]] = {}
     for file in sorted(file for root in roots for file in root.glob("*.safetensors")):
-        with _open_safetensors(file) as handle:
-            places = json.loads((handle.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-            for key in handle.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
+        with _open_safetensors(file) as opened:
+            places = json.loads((opened.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+            for key in opened.keys():  # noqa: SIM118  (an open safetensors file is no mapping)
                 if key not in places:
                     raise FormatError(f"no saved_offsets for {key}", where=str(file))
-                box = Box(tuple(places[key]["saved_offsets"]), tuple(handle.get_slice(key).get_shape()))
+                box = Box(tuple(places[key]["saved_offsets"]), tuple(opened.get_slice(key).get_shape()))
                 stored.setdefault(strip_wrappers(key), {}).setdefault(box, SafetensorsBox(file, key, box))
     return {name: tuple(boxes.values()) for name, boxes in stored.items()}
 
 
 @contextmanager
-def _open_safetensors(file: Path) -> Iterator[_Handle]:
+def _open_safetensors(file: Path) -> Iterator[_Opened]:
     try:
-        with safe_open(file, "pt") as handle:
-            yield cast("_Handle", handle)
+        with safe_open(file, "pt") as opened:
+            yield cast("_Opened", opened)
     except SafetensorError as error:
         raise FormatError(f"the safetensors library refuses it: {error}", where=str(file)) from None
 

@@ -28,6 +28,7 @@ def _compare(
     source_format: str = "dcp",
     is_moe: bool = False,
     golden: bool = True,
+    memory_limit: int = 1 << 30,
 ) -> LogitsEvidence:
     tensors = expected_tensors(case, without_tied_head="_tied" in case.name)
     source_dtype = next(iter(tensors.values())).dtype
@@ -48,7 +49,7 @@ def _compare(
             is_moe=is_moe,
             golden=case / "ref" / "golden.safetensors" if golden else None,
             tokenizer=case / "hf",
-            memory_limit=1 << 30,
+            memory_limit=memory_limit,
             scratch=folder / "scratch",
         )
     )
@@ -148,6 +149,15 @@ def test_a_damage_after_the_merge_fails_the_cast_and_names_the_layer(tmp_path):
     assert _verdicts(found)[LIVE]
     assert not is_within(cast)
     assert cast.first_diverging_layer == "layer 1"
+
+
+def test_a_model_larger_than_memory_is_compared_from_disk_and_the_framework_stays_silent(tmp_path):
+    whole = _compare(tmp_path / "whole", UNTIED, dtype=torch.bfloat16)
+    parts = _compare(tmp_path / "parts", UNTIED, dtype=torch.bfloat16, memory_limit=100_000)
+    assert _verdicts(parts) == {RECORDED: True, CAST: True}
+    assert "two fp32 copies need" in parts.witnesses[1].detail
+    assert parts.comparisons[-1].metrics == whole.comparisons[-1].metrics
+    assert not (tmp_path / "parts" / "scratch").exists()
 
 
 def test_scratch_left_by_a_killed_run_does_not_stop_the_next(tmp_path):
