@@ -67,6 +67,12 @@ class _CausalModel(Protocol):
     def __call__(self, *, input_ids: torch.Tensor, use_cache: bool, output_hidden_states: bool) -> _Output: ...
 
 
+class _EmptyModel(Protocol):
+    all_tied_weights_keys: dict[str, str]
+
+    def state_dict(self) -> dict[str, torch.Tensor]: ...
+
+
 class _Config(Protocol):
     vocab_size: int
 
@@ -246,7 +252,7 @@ def why_not_runnable(config_folder: Path) -> str:
         The reason; empty when it can.
     """
     try:
-        describe_architecture(config_folder)
+        _build_empty(config_folder)
     except ForwardError as error:
         return error.what
     return ""
@@ -264,22 +270,26 @@ def describe_architecture(config_folder: Path) -> Architecture:
     Raises:
         ForwardError: transformers does not know the architecture.
     """
-    config = _config(config_folder)
-    with _quiet():
-        from transformers import AutoModelForCausalLM
+    model = _build_empty(config_folder)
+    live = model.state_dict()
+    with _quiet(), _as_forward_error(config_folder):
         from transformers.core_model_loading import revert_weight_conversion
 
-        with torch.device("meta"), _as_forward_error(config_folder):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            live = model.state_dict()
-            published = revert_weight_conversion(model, dict(live))
+        published = revert_weight_conversion(model, dict(live))
     names = [name for name in live if name in published] + [name for name in published if name not in live]
-    ties = getattr(model, "all_tied_weights_keys", None) or {}
     return Architecture(
         {name: tuple(published[name].shape) for name in names},
-        tuple((kept, alias) for alias, kept in sorted(ties.items())),
+        tuple((kept, alias) for alias, kept in sorted(model.all_tied_weights_keys.items())),
         tuple(name for name in live if name not in published or published[name].shape != live[name].shape),
     )
+
+
+def _build_empty(config_folder: Path) -> _EmptyModel:
+    config = _config(config_folder)
+    with _quiet(), torch.device("meta"), _as_forward_error(config_folder):
+        from transformers import AutoModelForCausalLM
+
+        return cast("_EmptyModel", AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
 def _config(folder: Path) -> _Config:
