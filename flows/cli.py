@@ -41,7 +41,9 @@ AssetsOption = Annotated[
     Path | None,
     typer.Option(help="Folder of config.json and tokenizer. [default: the checkpoint, if it holds a config]", show_default=False),
 ]
-FamilyOption = Annotated[str, typer.Option(help="auto, none (keep own names), or a family: llama, qwen2, qwen3, mixtral, qwen3_moe, gpt2.")]
+FamilyOption = Annotated[
+    str, typer.Option(help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, gpt2.")
+]
 DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
 DropOption = Annotated[
     list[str] | None,

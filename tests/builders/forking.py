@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +57,26 @@ class Forker:
 def _serve() -> None:
     import torch
 
-    import flows.export
-    import flows.run  # noqa: F401  (imported before the forks)
-
     torch.set_num_threads(1)
+    _warm_up()
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
+
+
+def _warm_up() -> None:
+    # One export before the forks: what is imported on first use is then there.
+    import torch
+
+    from flows.export import run_export
+    from flows.requests import ExportRequest
+    from flows.run import PlainRunner, Silent
+    from tests.builders.dcp import save_alone
+
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        save_alone({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, base / "ckpt")
+        request = ExportRequest(source=base / "ckpt", to=base / "out", family="none", skip=["logits=none"], runs=base / "runs")
+        run_export(request, PlainRunner(), Silent())
 
 
 def _run(order: dict) -> dict[str, object]:

@@ -54,7 +54,9 @@ class Dims:
         sizes = {}
         for size, names in KEYS.items():
             tried = (keys[size],) if size in keys else names
-            value = next((config[name] for name in tried if config.get(name) is not None), defaults.get(size))
+            value = next((config[name] for name in tried if config.get(name) is not None), None)
+            if value is None and not any(name in config for name in tried):  # an explicit null means: derive it
+                value = defaults.get(size)
             if value is None:
                 continue
             if not isinstance(value, int) or value <= 0:

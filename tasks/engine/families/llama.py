@@ -1,11 +1,11 @@
-"""Llama and Mistral: dense decoder, grouped-query attention, gated MLP, RMSNorm.
+"""Llama and Mistral: dense decoder, grouped-query attention, gated MLP, RMSNorm. Only Llama's config can ask for biases.
 
 Sources: transformers 5.24 models/llama and models/mistral (names, shapes, bias flags); torchtitan 0.2.2 and 0.3.0 models/llama3
 state dict adapters (names, rotary pairs).
 """
 
 from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows, qkv_biases
-from tasks.engine.families.family import Family, Row
+from tasks.engine.families.family import ConfigKeys, Family, Row
 from tasks.engine.tensors.ops import RopeToHalves, SplitQkv
 from tasks.engine.tensors.rules import Drop, Naming, Rule, rename
 
@@ -22,6 +22,7 @@ _ROWS: tuple[Row, ...] = (
     Row(f"{_L}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
     *LAST,
 )
+_MISTRAL: tuple[Row, ...] = (*FIRST, *NORMS, *ATTENTION, *mlp(), *LAST)
 _TITAN: tuple[Rule | Drop, ...] = (
     *rename(
         (
@@ -50,7 +51,7 @@ def _titan_qkv(prefix: str) -> tuple[Rule, ...]:
 
 LLAMA = Family(
     name="llama",
-    model_types=("llama", "mistral"),
+    model_types=("llama",),
     rows=_ROWS,
     namings=(
         Naming("published", published_rows(_ROWS)),
@@ -71,4 +72,13 @@ LLAMA = Family(
     ),
     embedding=EMBEDDING,
     head=HEAD,
+)
+MISTRAL = Family(
+    name="mistral",
+    model_types=("mistral",),
+    rows=_MISTRAL,
+    namings=(Naming("published", published_rows(_MISTRAL)),),
+    embedding=EMBEDDING,
+    head=HEAD,
+    config=ConfigKeys(defaults={"num_kv_heads": 8}),
 )

@@ -5,8 +5,8 @@ A live transformers >= 5 model holds `mlp.experts.gate_up_proj` (E, 2I, H), gate
 """
 
 from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows
-from tasks.engine.families.family import ExpertNames, Family, Row
-from tasks.engine.families.qwen import QWEN3_ATTENTION, QWEN3_CONFIG
+from tasks.engine.families.family import ConfigKeys, ExpertNames, Family, Row
+from tasks.engine.families.qwen import QWEN3_ATTENTION
 from tasks.engine.tensors.ops import Unstack
 from tasks.engine.tensors.rules import Naming, Rule
 
@@ -49,6 +49,7 @@ MIXTRAL = Family(
     ),
     embedding=EMBEDDING,
     head=HEAD,
+    config=ConfigKeys(defaults={"num_kv_heads": 8}),
     experts=ExpertNames(_MIXTRAL_ROUTER.name, tuple(row.name for row in _MIXTRAL_EXPERTS)),
 )
 
@@ -67,6 +68,6 @@ QWEN3_MOE = Family(
     ),
     embedding=EMBEDDING,
     head=HEAD,
-    config=QWEN3_CONFIG,
+    config=ConfigKeys(defaults={"num_kv_heads": 4}),
     experts=ExpertNames(_QWEN3_ROUTER.name, tuple(row.name for row in _QWEN3_EXPERTS)),
 )

@@ -14,8 +14,11 @@ QWEN3_ATTENTION: tuple[Row, ...] = (
     *qkv_biases("attention_bias"),
     Row("model.layers.{layer}.self_attn.o_proj.bias", ("hidden",), "attention_bias"),
 )
-QWEN3_CONFIG = ConfigKeys(defaults={"head_dim": 128})
 _QWEN3: tuple[Row, ...] = (*FIRST, *NORMS, *QWEN3_ATTENTION, *mlp(), *LAST)
 
-QWEN2 = Family("qwen2", ("qwen2",), _QWEN2, (Naming("published", published_rows(_QWEN2)),), EMBEDDING, HEAD)
-QWEN3 = Family("qwen3", ("qwen3",), _QWEN3, (Naming("published", published_rows(_QWEN3)),), EMBEDDING, HEAD, QWEN3_CONFIG)
+# What transformers takes for keys that config.json leaves out.
+_QWEN2_CONFIG = ConfigKeys(defaults={"num_kv_heads": 32})
+_QWEN3_CONFIG = ConfigKeys(defaults={"num_kv_heads": 32, "head_dim": 128})
+
+QWEN2 = Family("qwen2", ("qwen2",), _QWEN2, (Naming("published", published_rows(_QWEN2)),), EMBEDDING, HEAD, _QWEN2_CONFIG)
+QWEN3 = Family("qwen3", ("qwen3",), _QWEN3, (Naming("published", published_rows(_QWEN3)),), EMBEDDING, HEAD, _QWEN3_CONFIG)
