@@ -5,7 +5,8 @@ Exit codes: 0 done; 1 a check on the written release failed, nothing published; 
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ app = typer.Typer(
     "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too) and Hugging Face checkpoints without running a pickle; publishes"
     " nothing that has not been re-read from disk and checked.\n\n"
     "Start with: shardwright demo",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -60,8 +61,6 @@ def main() -> None:
 
 
 def _guarded(command: Callable[[], object]) -> int:
-    import click
-
     try:
         code = command()
     except ReleaseError as error:
@@ -75,13 +74,24 @@ def _guarded(command: Callable[[], object]) -> int:
     except OSError as error:
         print(f"shardwright: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         return REFUSED
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("shardwright: interrupted; the same command goes on from the files already written", file=sys.stderr)
         return INTERRUPTED
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:
+        print(f"shardwright: {error.format_message().removesuffix('.')}. See shardwright --help.", file=sys.stderr)
         return REFUSED
     return code if isinstance(code, int) else GREEN
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    # `| head -1` closes the pipe: what was done stays done, and so does its exit code.
+    try:
+        yield
+        if sys.stdout is not None:  # closed by `>&-`
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,13 +102,17 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(REFUSED)
 
 
 @app.command()
 def export(
+    context: typer.Context,
     source: Annotated[Path | None, typer.Argument(help="The checkpoint: its folder, or a training run's root.", show_default=False)] = None,
     to: Annotated[Path | None, typer.Option(help="Where the release will be; must not exist.", show_default=False)] = None,
     assets: AssetsOption = None,
@@ -159,11 +173,18 @@ def export(
     }
     if clean:
         return _clean(to)
-    request = _read_request(request_file, given)
+    typed = {"fsync" if name == "no_fsync" else name for name in context.params if _is_typed(context, name)}
+    request = _read_request(request_file, given, typed)
     return _run_export(request, as_json=as_json)
 
 
-def _read_request(path: Path | None, given: Mapping[str, object]) -> ExportRequest:
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _read_request(path: Path | None, given: Mapping[str, object], typed: set[str]) -> ExportRequest:
+    # Of a request file's options, those that are also on the command line are taken from there.
     for name in ("source", "to"):
         if path is None and given[name] is None:
             raise RequestError("is missing", where="SOURCE" if name == "source" else "--to", remedy="See shardwright export --help.")
@@ -171,14 +192,11 @@ def _read_request(path: Path | None, given: Mapping[str, object]) -> ExportReque
         return ExportRequest.model_validate(given)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RequestError(f"is not YAML: {error}", where=str(path)) from error
     if not isinstance(content, dict):
         raise RequestError("is not a mapping of option to value", where=str(path))
-    overrides = {
-        name: given[name] for name in ("source", "to", "runs") if given[name] is not None and (name != "runs" or "runs" not in content)
-    }
-    return ExportRequest.model_validate({**content, **overrides})
+    return ExportRequest.model_validate({"runs": given["runs"], **content, **{name: given[name] for name in typed & given.keys()}})
 
 
 def _clean(to: Path | None) -> int:
@@ -204,11 +222,12 @@ def _run_export(request: ExportRequest, *, as_json: bool) -> int:
     from flows.server import await_prefect, prepare_prefect
 
     prepare_prefect()
-    from flows.export import NotPublishedError
+    from flows.export import NotPublishedError, check_request
     from flows.export import export as export_flow
     from flows.run import watched_by
     from flows.terminal import ProgressBar
 
+    check_request(request)
     await_prefect()
     try:
         with ProgressBar(quiet=as_json) as bar, watched_by(bar):
@@ -226,7 +245,8 @@ def _show(page: Path, *, as_json: bool, stage: Path | None) -> None:
     from validators.policy import REQUIRED_CHECKS
 
     report = report_from_json((page.parent / "report.json").read_text(encoding="utf-8"))
-    print_outcome(report, page.parent, required=REQUIRED_CHECKS, stage=stage, as_json=as_json)
+    with _reader_may_leave():
+        print_outcome(report, page.parent, required=REQUIRED_CHECKS, stage=stage, as_json=as_json)
 
 
 @app.command()
@@ -263,7 +283,9 @@ def plan(
             "max_file": max_file,
         }
     )
-    print_plan(plan_export(request, out), as_json=as_json)
+    preview = plan_export(request, out)
+    with _reader_may_leave():
+        print_plan(preview, as_json=as_json)
     return GREEN
 
 
@@ -275,7 +297,9 @@ def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None,
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    print_inspection(inspect_checkpoint(source, tuple(also or ()), step), as_json=as_json)
+    catalog = inspect_checkpoint(source, tuple(also or ()), step)
+    with _reader_may_leave():
+        print_inspection(catalog, as_json=as_json)
     return GREEN
 
 
@@ -289,7 +313,7 @@ def demo(
 ) -> int:
     """Shard a toy model with torch's own DCP over two processes, export it, and print the path of a green report.
 
-    Takes about half a minute on a laptop's CPU. A folder of an earlier demo is replaced.
+    Takes about half a minute on a laptop's CPU. What an earlier demo left in the folder is replaced.
     """
     from flows.server import prepare_prefect
 

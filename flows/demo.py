@@ -16,10 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
+from reports.errors import RequestError
+
 RANKS = 2
 STEPS = 8
 VOCAB = 256
 _ROWS, _LENGTH = 4, 64
+_MARKER = ".shardwright-demo"  # only a folder with this file in it is ever emptied
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,11 @@ def make_demo(folder: Path) -> Demo:
 
     Returns:
         Paths of the input.
+
+    Raises:
+        RequestError: the folder holds something that no demo made.
     """
+    _claim(folder)
     demo = Demo(folder / f"step-{STEPS}", folder / "hf", folder / "golden.safetensors", folder / "release")
     for path in (demo.checkpoint, demo.assets, demo.release):
         shutil.rmtree(path, ignore_errors=True)
@@ -50,6 +57,15 @@ def make_demo(folder: Path) -> Demo:
     spawn(_train, (str(rendezvous.absolute()), str(demo.checkpoint), str(demo.assets), str(demo.golden)), nprocs=RANKS)  # type: ignore[no-untyped-call]
     rendezvous.unlink(missing_ok=True)
     return demo
+
+
+def _claim(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RequestError("is a file", where=str(folder), remedy="Name a new or empty folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARKER).exists():
+        raise RequestError("holds what no demo made", where=str(folder), remedy="Name a new or empty folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARKER).touch()
 
 
 def _train(rank: int, rendezvous: str, checkpoint: str, assets: str, golden: str) -> None:

@@ -20,6 +20,7 @@ from reports.write import ReportPaths, write_report
 from tasks.artifacts import ProgressArtifact, show_check, show_findings, show_report
 from tasks.check import check_plan, check_release, measure_release, read_statistics
 from tasks.compare_logits import check_golden, compare_logits, merge_uncast
+from tasks.engine.formats.readers import check_folder
 from tasks.engine.writing.sidecars import Lineage
 from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
 from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
@@ -90,6 +91,7 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     Raises:
         ReleaseError: whatever the request, the assets or the source's metadata already show.
     """
+    _check_inputs(request)
     ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(loaded)
@@ -118,8 +120,7 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
         NotPublishedError: a check on the written release failed.
         ReleaseError: the work could not be done; nothing is left at the destination.
     """
-    refuse_inside_source(request)
-    _check_request(request)
+    check_request(request)
     prepared = prepare(request, run)
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -216,17 +217,37 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
 
-def _check_request(request: ExportRequest) -> None:
+def check_request(request: ExportRequest) -> None:
+    """Raise for what the request alone shows to be wrong; reads nothing but the names of folders.
+
+    Args:
+        request: what to export.
+
+    Raises:
+        ReleaseError: the destination is taken or cannot be written, a path is missing or of the wrong kind, or a check is unknown.
+    """
+    refuse_inside_source(request)
     refuse_taken(request.to.absolute())
     parent = next(folder for folder in request.to.absolute().parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+    if not parent.is_dir():
+        raise RequestError("is a file, so nothing can be written into it", where=f"--to {parent}", remedy="Choose another --to.")
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
+    for root in (request.source, *request.also):
+        check_folder(root)
     unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
     if unknown:
         raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
-    for option, path in (("--assets", request.assets), ("--golden", request.golden)):
-        if path is not None and not (path.is_dir() if option == "--assets" else path.is_file()):
-            raise RequestError("does not exist" if not path.exists() else "is of the wrong kind", where=f"{option} {path}")
+    _check_inputs(request)
+
+
+def _check_inputs(request: ExportRequest) -> None:
+    if request.assets is not None and not request.assets.is_dir():
+        what = "is a file, not a folder" if request.assets.exists() else "does not exist"
+        raise RequestError(what, where=f"--assets {request.assets}", remedy="Give the folder of config.json and tokenizer.")
+    if request.golden is not None and not request.golden.is_file():
+        what = "is a folder, not a file" if request.golden.exists() else "does not exist"
+        raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
 
 
 def refuse_inside_source(request: ExportRequest) -> None:

@@ -108,6 +108,8 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
             print(f"{finding.severity:<8} {finding.where}: [{finding.code}] expected {finding.expected}, found {finding.found}{more}")
             if finding.severity == "error":
                 print(f"         {finding.remedy}")
+    for note in report.notes:
+        print(f"note     {note}")
     print(report.mapping_line())
     print(f"{verdict.line}: {report.subject}" if verdict.green else verdict.line)
     if stage is not None:

@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 SCHEMA = "shardwright.report/1"
+WITNESSED = frozenset({"values", "logits"})  # checks that hold a release against witnesses
 
 Severity = Literal["error", "warning"]
 Status = Literal["passed", "failed", "errored", "skipped"]
@@ -164,12 +165,15 @@ class Report:
     schema: str = SCHEMA
 
     def mapping_line(self) -> str:
-        """Return the line that names the witnesses of the mapping.
+        """Return `mapping proven by: …` or `mapping not proven`.
+
+        A witness that was heard proves something only when the checks that hold the release against it have passed.
 
         Returns:
-            `mapping proven by: …` or `mapping not proven`.
+            One line.
         """
-        names = [w.name for w in self.witnesses if w.heard and "mapping" in w.proves]
+        is_contradicted = any(r.check in WITNESSED and r.status in ("failed", "errored") for r in self.results)
+        names = [] if is_contradicted else [w.name for w in self.witnesses if w.heard and "mapping" in w.proves]
         return f"mapping proven by: {', '.join(names)}" if names else "mapping not proven"
 
     def verdict(self, required: frozenset[str] = frozenset()) -> Verdict:

@@ -55,7 +55,7 @@ def _judge(comparison: LogitsComparison) -> Iterator[Finding]:
         if _exceeds(metric, value, limit):
             sign = "at most" if metric in UPPER else "at least"
             layer = f"; first diverging layer: {comparison.first_diverging_layer}" if comparison.first_diverging_layer else ""
-            expected = f"{sign} {limit:.3g} (row {comparison.limits_row})"
+            expected = f"{sign} {limit:.6g} (row {comparison.limits_row})"
             yield finding(CODE_OF[metric], what, expected=expected, found=f"{value:.6g}{layer}")
 
 

@@ -37,7 +37,7 @@ def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None =
         FormatError: no format recognises the folder (each format's reason is given), or no step is complete.
     """
     for folder in (path, *also):
-        _check_folder(folder)
+        check_folder(folder)
     steps = list_steps(path)
     if steps and not any(kind.probe(path).matches for kind in READERS):
         return _open_step(path, tuple(also), steps, step)
@@ -47,7 +47,15 @@ def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None =
     return kind(Source(path, tuple(also)))
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raise for what cannot hold a checkpoint, whatever its format.
+
+    Args:
+        folder: where the user says one is.
+
+    Raises:
+        FormatError: not there, not readable, not a folder, or empty.
+    """
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
     except FileNotFoundError:

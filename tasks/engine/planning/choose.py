@@ -51,6 +51,12 @@ def choose_family(name: str, config: Config, *, keep_tied_head: bool, describe: 
             where="--assets",
             remedy="Give the folder of config.json and tokenizer with --assets, or keep the checkpoint's own names with --family none.",
         )
+    if name == AUTO and not config.get("model_type"):
+        raise RequestError(
+            "has no model_type, so the family is not known",
+            where="config.json",
+            remedy=f"Give the model's own config.json with --assets, or name its family with --family: {', '.join(sorted(known))}.",
+        )
     family = find_family(config) if name == AUTO else known[name]
     if family is None:
         return Choice(expected=describe(config))

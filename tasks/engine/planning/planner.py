@@ -50,6 +50,9 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
     """
     asked = _drops(catalog, request.drops)
     names = [name for name in catalog.tensors if name not in asked]
+    if not names:
+        what = "--drop leaves no tensor to export" if asked else "holds no tensor of a model"
+        raise RequestError(what, where=catalog.root, remedy="Drop less." if asked else "Point at a checkpoint of a model.")
     model = _model(names, request)
     dropped = _dropped_by_rule(names, model.naming)
     specs = plan_merge(catalog, model, frozenset(asked) | dropped)
