@@ -39,6 +39,7 @@ def examine(evidence: Evidence) -> Outcome:
         "compared": sum(row.numel for row in rows),
         "differing": sum(row.differing for row in rows),
         "flushed": sum(row.flushed for row in rows),
+        "flushed_share": max((row.flushed / row.numel for row in rows if row.numel), default=0.0),
         "witnesses": ", ".join(sorted({row.witness for row in rows})),
     }
     limits = {"differing": 0, "flushed_share": FLUSHED_SHARE}
