@@ -8,6 +8,7 @@ writes FOLDER/dcp, FOLDER/dcp_hf (the same tensors by HuggingFaceStorageWriter, 
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 RANKS = 4
+LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 HIDDEN, INTERMEDIATE, HEADS, VOCAB = 2048, 8192, 16, 64000
 LAYER = {
     "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
@@ -70,7 +72,7 @@ def write_config(folder: Path, layers: int) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _rank(rank: int, folder: str, layers: int) -> None:
+def _rank(rank: int, folder: str, layers: int, with_peer: bool) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
@@ -78,27 +80,33 @@ def _rank(rank: int, folder: str, layers: int) -> None:
     generator = torch.Generator().manual_seed(rank)
     pool = torch.randn(1 << 22, generator=generator).mul_(0.02).to(torch.bfloat16)
     state = {}
-    for shape in shapes(layers).items():
-        name, full = shape
-        local = torch.empty(full[0] // RANKS, *full[1:], dtype=torch.bfloat16)
-        for chunk in local.view(-1).split(pool.numel()):
-            start = int(torch.randint(0, pool.numel(), (1,), generator=generator))
-            chunk.copy_(pool.roll(start)[: chunk.numel()])
-        if len(full) == 1:
-            local += 1
-        state[name] = DTensor.from_local(local, mesh, [Shard(0)])
+    made: dict[str, torch.Tensor] = {}
+    for name, full in shapes(layers).items():
+        alike = LAYER_NUMBER.sub(lambda m: f".{int(m[1]) % 2}.", name)  # layers take turns with two sets of values: 16 GB fit in memory
+        if alike not in made:
+            made[alike] = _fill(full, pool, generator)
+        state[name] = DTensor.from_local(made[alike], mesh, [Shard(0)])
     dcp.save({"model": state}, checkpoint_id=f"{folder}/dcp")
-    files = dict.fromkeys(state, 1)
-    dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/dcp_hf", fqn_to_index_mapping=files, save_distributed=True))
+    if with_peer:
+        files = dict.fromkeys(state, 1)
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/dcp_hf", fqn_to_index_mapping=files, save_distributed=True))
     dist.destroy_process_group()
 
 
-def make(folder: Path, nbytes: int) -> int:
-    """Write the checkpoint; returns its tensor bytes."""
+def _fill(full: tuple[int, ...], pool: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    local = torch.empty(full[0] // RANKS, *full[1:], dtype=torch.bfloat16)
+    for chunk in local.view(-1).split(pool.numel()):
+        start = int(torch.randint(0, pool.numel(), (1,), generator=generator))
+        chunk.copy_(pool.roll(start)[: chunk.numel()])
+    return local + 1 if len(full) == 1 else local
+
+
+def make(folder: Path, nbytes: int, *, with_peer: bool = True) -> int:
+    """Write the checkpoint, and for torch's consolidation its other form; returns its tensor bytes."""
     layers = count_layers(nbytes)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder / "hf", layers)
-    mp.spawn(_rank, (str(folder), layers), nprocs=RANKS)
+    mp.spawn(_rank, (str(folder), layers, with_peer), nprocs=RANKS)
     (folder / "rendezvous").unlink(missing_ok=True)
     return sum(2 * torch.Size(shape).numel() for shape in shapes(layers).values())
 
@@ -108,8 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, default=4)
+    parser.add_argument("--no-peer", action="store_true", help="leave out dcp_hf")
     args = parser.parse_args()
-    print(f"{make(args.folder, int(args.gb * 1e9)):,} bytes")
+    print(f"{make(args.folder, int(args.gb * 1e9), with_peer=not args.no_peer):,} bytes")
 
 
 if __name__ == "__main__":
