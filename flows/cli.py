@@ -57,7 +57,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+    arguments = sys.argv[1:] or ["--help"]
+    sys.exit(_guarded(lambda: app(arguments, prog_name="shardwright", standalone_mode=False)))
 
 
 def _guarded(command: Callable[[], object]) -> int:
@@ -75,11 +76,12 @@ def _guarded(command: Callable[[], object]) -> int:
         print(f"shardwright: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         return REFUSED
     except (typer.Abort, KeyboardInterrupt):
-        print("shardwright: interrupted; the same command goes on from the files already written", file=sys.stderr)
-        return INTERRUPTED
+        code = INTERRUPTED
     except typer.TyperException as error:
         print(f"shardwright: {error.format_message().removesuffix('.')}. See shardwright --help.", file=sys.stderr)
         return REFUSED
+    if code == INTERRUPTED:  # which typer makes of Ctrl-C
+        print("shardwright: interrupted; the same command goes on from the files already written", file=sys.stderr)
     return code if isinstance(code, int) else GREEN
 
 

@@ -137,6 +137,8 @@ def test_a_file_one_may_not_read_is_named(forker, source):
         base = Path(folder)
         shutil.copytree(source, base / "source")
         secret = base / "source/model-00002-of-00002.safetensors"
+        for path in secret.parent.iterdir():
+            path.chmod(0o644)
         secret.chmod(0o000)
         os.chmod(base, 0o777)
         for name in ("runs", "log"):
