@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,6 @@ app = typer.Typer(
     "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too) and Hugging Face checkpoints without running a pickle; publishes"
     " nothing that has not been re-read from disk and checked.\n\n"
     "Start with: shardwright demo",
-    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -57,6 +57,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names from a checkpoint or a disk may not fit the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] or ["--help"]
     sys.exit(_guarded(lambda: app(arguments, prog_name="shardwright", standalone_mode=False)))
 
@@ -104,12 +107,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(REFUSED)
+    pass
 
 
 @app.command()
