@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +58,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names from a checkpoint or a disk may not fit the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] or ["--help"]
     sys.exit(_guarded(lambda: app(arguments, prog_name="shardwright", standalone_mode=False)))
 

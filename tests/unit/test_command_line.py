@@ -124,3 +124,12 @@ def test_a_closed_standard_output_is_no_error():
 def test_inspect_lists_every_tensor_for_machines(monkeypatch, capsys):
     assert run(monkeypatch, "inspect", ROOT / "tests/golden/accelerate_llama/ckpt", "--json") == cli.GREEN
     assert len(json.loads(capsys.readouterr().out)["tensors"]) == 21
+
+
+def test_what_a_terminal_cannot_show_is_spelled():
+    golden = ROOT / "tests/golden/accelerate_llama/ckpt"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "flows.cli", "inspect", str(golden)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (cli.GREEN, "")
+    assert r"\u2026 and 9 more" in ended.stdout

@@ -7,7 +7,7 @@ import pytest
 from reports.model import CheckResult, Witness
 from tests.builders.reports import GREEN
 
-HEARD = (Witness("recorded", True, "", ("mapping",)), Witness("second path", True, "", ("bytes",)))
+HEARD = (Witness("recorded", True, ("mapping",)), Witness("second path", True, ("bytes",)))
 
 
 def with_result(check, status):
