@@ -13,8 +13,9 @@ from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 HEAD = """# Finding codes, and the faults planted to prove them
 
-Written by `python -m tests.faults.table`; a test holds it current. Each fault is planted into a sound release of a tiny model and must be caught by
-its code, and by no crash (`tests/faults`). Sound releases, honest casts and other controls must pass without a word. A warning never turns a verdict.
+Written by `python -m tests.faults.table`; a test holds it current. Each fault is planted into a sound release of a tiny model and must
+be caught by its code, and by no crash (`tests/faults`). Sound releases, honest casts and other controls must pass without a word. A
+warning never turns a verdict.
 """
 
 
