@@ -26,7 +26,6 @@ app = typer.Typer(
     "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too) and Hugging Face checkpoints without running a pickle; publishes"
     " nothing that has not been re-read from disk and checked.\n\n"
     "Start with: shardwright demo",
-    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -108,12 +107,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(REFUSED)
+    pass
 
 
 @app.command()

@@ -4,6 +4,7 @@ Flat, because Prefect's form loses the fields of nested unions. Its API checks t
 """
 
 import re
+import unicodedata
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
@@ -70,6 +71,14 @@ class ExportRequest(BaseModel):
     keep_stage: bool = Field(False, description="Keep the staging folder when a check fails.")
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
+
+    @field_validator("source", "to", "assets", "golden", "runs", "also")
+    @classmethod
+    def _is_text(cls, value: Path | list[Path] | None) -> Path | list[Path] | None:
+        for path in value if isinstance(value, list) else [value]:
+            if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
+                raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
+        return value
 
     @field_validator("drop", "skip")
     @classmethod

@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from reports.errors import name_some
 from reports.model import LogitsComparison, Report
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -108,6 +109,8 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
             print(f"{finding.severity:<8} {finding.where}: [{finding.code}] expected {finding.expected}, found {finding.found}{more}")
             if finding.severity == "error":
                 print(f"         {finding.remedy}")
+    for reason, names in _asked_to_leave_out(report).items():
+        print(f"left out {name_some(names)}: {reason}")
     for note in report.notes:
         print(f"note     {note}")
     print(report.mapping_line())
@@ -115,6 +118,14 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
     if stage is not None:
         print(f"stage    {stage}")
     print(f"report   {page}")
+
+
+def _asked_to_leave_out(report: Report) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for omission in report.omissions:
+        if omission.asked_by == "request":
+            found.setdefault(omission.because, []).append(omission.what)
+    return found
 
 
 def _describe(comparison: LogitsComparison) -> str:

@@ -53,8 +53,8 @@ def test_a_usage_error_is_one_sentence_and_exit_2(arguments, words, asked, monke
     assert asked == []
 
 
-def test_no_command_prints_the_help_and_exits_2(monkeypatch, capsys):
-    assert run(monkeypatch) == cli.REFUSED
+def test_no_command_prints_the_help(monkeypatch, capsys):
+    assert run(monkeypatch) == cli.GREEN
     assert "inspect" in capsys.readouterr().out
 
 

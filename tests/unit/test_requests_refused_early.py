@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from flows.demo import make_demo
 from flows.export import check_request
@@ -21,7 +22,7 @@ def ask(to, **more):
 
 
 def test_a_sound_request_passes(tmp_path):
-    check_request(ask(tmp_path / "out", golden=GOLDEN / "ref/golden.safetensors"))
+    check_request(ask(tmp_path / "späce \N{SNOWMAN} [x]\N{NO-BREAK SPACE}", golden=GOLDEN / "ref/golden.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,11 @@ def test_a_demo_in_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="is a file"):
         make_demo(tmp_path / "file")
+
+
+@pytest.mark.parametrize("field", ["source", "to", "assets", "golden", "runs", "also"])
+@pytest.mark.parametrize("name", ["not\udcffutf-8", "new\nline"])
+def test_a_path_that_no_report_can_show_is_refused(field, name, tmp_path):
+    path = tmp_path / name
+    with pytest.raises(ValidationError, match="holds what no report can show"):
+        ask(**{"to": tmp_path / "out", field: [path] if field == "also" else path})

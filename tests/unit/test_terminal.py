@@ -1,0 +1,31 @@
+"""What the summary in the terminal must not keep to itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from flows.terminal import print_outcome
+from reports.model import Omission
+from tests.builders.reports import GREEN
+
+
+def shown(report, capsys):
+    """The summary of a report."""
+    print_outcome(report, Path("runs/one"), required=frozenset(), stage=None, as_json=False)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_was_left_out_on_request_is_said_once_per_reason(capsys):
+    asked = [Omission(f"model.extra.{n}", "an experiment", "request") for n in range(7)]
+    lines = shown(replace(GREEN, omissions=(*asked, Omission("rope.cache", "recomputed", "rule"))), capsys)
+    assert [line for line in lines if line.startswith("left out")] == [
+        "left out model.extra.0, model.extra.1, model.extra.2, model.extra.3, model.extra.4, … and 2 more: an experiment"
+    ]
+
+
+def test_steps_passed_over_are_named(capsys):
+    lines = shown(replace(GREEN, notes=("step-16 passed over: incomplete save",)), capsys)
+    assert "note     step-16 passed over: incomplete save" in lines
+
+
+def test_the_last_line_is_the_reports_path(capsys):
+    assert shown(GREEN, capsys)[-1] == "report   runs/one/report.html"
