@@ -72,7 +72,11 @@ _running: list[_Server] = []  # at most one
 
 
 def prepare_prefect() -> None:
-    """Set what Prefect reads when it is imported, and start the embedded server unless the user has configured one. Returns at once."""
+    """Set what Prefect reads when it is imported, and start the embedded server unless the user has configured one. Returns at once.
+
+    Raises:
+        ServerError: there is no place for the embedded server's runs.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if _running or is_configured():
@@ -148,9 +152,25 @@ def is_configured() -> bool:
 
 def _settings_files() -> list[tuple[Path, str]]:
     # Where Prefect looks for settings, with a word each holds if it sets any. Source: prefect/settings/sources.py.
-    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    home = _home()
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
     return [(Path(".env"), "prefect"), (Path("prefect.toml"), ""), (Path("pyproject.toml"), "tool.prefect"), (profiles, "")]
+
+
+def _home() -> Path:
+    return Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+
+
+def _make_home() -> None:
+    # With its parents, which Prefect does not make; it warns instead, and the server's end is hard to read.
+    try:
+        _home().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServerError(
+            f"the embedded Prefect server cannot keep its runs there: {error.strerror}.",
+            where=str(_home()),
+            remedy="Set PREFECT_HOME to a folder that can be written, or name a running server in PREFECT_API_URL.",
+        ) from error
 
 
 def _mentions_prefect(path: Path, word: str) -> bool:
@@ -161,6 +181,7 @@ def _mentions_prefect(path: Path, word: str) -> bool:
 
 
 def _start() -> tuple[_Server, str]:
+    _make_home()
     log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the server)
     ours, theirs = socket.socketpair()
     with theirs, socket.socket() as listener:

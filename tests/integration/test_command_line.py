@@ -82,7 +82,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_prefect():
 def test_what_cannot_be_done_is_said_in_one_paragraph_with_exit_code_2(source, tmp_path, arguments, words):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("no checkpoint")
-    (tmp_path / "latin1.yaml").write_bytes("source: caf\xe9\n".encode("latin-1"))
+    (tmp_path / "latin1.yaml").write_bytes("source: \xe9\n".encode("latin-1"))
     (tmp_path / "list.yaml").write_text("- source\n")
     (tmp_path / "typo.yaml").write_text(f"source: {source}\ndtyp: bf16\n")
     (tmp_path / "broken").mkdir()

@@ -197,6 +197,27 @@ except ServerError as error:
     assert not is_alive(int(server))
 
 
+def test_a_home_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    tell = """
+import flows.server as server
+from reports.errors import ServerError
+try:
+    server.prepare_prefect()
+except ServerError as error:
+    print(error)
+"""
+    out, err = command(tell, tmp_path / "file/home", tmp_path).communicate(timeout=120)
+    assert err == ""
+    assert out.startswith(f"{tmp_path}/file/home: the embedded Prefect server cannot keep its runs there: Not a directory.")
+
+
+def test_a_new_home_is_made_with_its_parents_and_without_a_word(tmp_path):
+    out, err = command(FLOW, tmp_path / "no/such/home", tmp_path).communicate(timeout=120)
+    assert (out.split()[-1], err) == ("3", "")
+    assert (tmp_path / "no/such/home/prefect.db").exists()
+
+
 def test_a_server_that_does_not_answer_in_time_is_named_and_ended(home, tmp_path):
     tell = """
 from reports.errors import ServerError
