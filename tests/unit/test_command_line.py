@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from tasks.engine.families.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,3 +134,9 @@ def test_what_a_terminal_cannot_show_is_spelled():
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (cli.GREEN, "")
     assert r"\u2026 and 9 more" in ended.stdout
+
+
+def test_the_help_names_every_family(monkeypatch, capsys):
+    assert run(monkeypatch, "export", "--help") == cli.GREEN
+    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()
+    assert [family.name for family in FAMILIES if family.name not in words] == []
