@@ -104,10 +104,9 @@ class Bench:
         return self._process([sys.executable, "-c", code])
 
     def run(self, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-        """One measure, from an empty output folder, with nothing of the one before still on its way to the disk."""
+        """One measure, from an empty output folder and with the input in the page cache."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir()
-        os.sync()
         for path in (self.folder / "dcp").iterdir():  # keep the input in the page cache
             subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
         try:
@@ -169,12 +168,12 @@ def main() -> None:
 def _print(found: dict[str, list[tuple[float, float]]], nbytes: int) -> None:
     yardstick = statistics.median(seconds for seconds, _ in found["cp"])
     print(f"{nbytes / GB:.2f} GB, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; cp {yardstick:.2f} s")
-    print(f"{'measure':<32}{'ratio':>7}{'min':>7}{'max':>7}{'limit':>7}{'RSS MiB':>9}")
+    print(f"{'measure':<32}{'ratio':>7}{'min':>7}{'max':>7}{'limit':>7}{'best s':>8}{'RSS MiB':>9}")
     for name, runs in found.items():
         ratios = sorted(seconds / cp for (seconds, _), (cp, _) in zip(runs, found["cp"], strict=True))
         peak = max(rss for _, rss in runs)
         limit = f"{LIMITS[name]:.1f}" if name in LIMITS else ""
-        row = f"{name:<32}{statistics.median(ratios):>7.2f}{ratios[0]:>7.2f}{ratios[-1]:>7.2f}{limit:>7}"
+        row = f"{name:<32}{statistics.median(ratios):>7.2f}{ratios[0]:>7.2f}{ratios[-1]:>7.2f}{limit:>7}{min(s for s, _ in runs):>8.2f}"
         print(row + (f"{peak:>9.0f}" if peak else ""))
 
 
