@@ -1,10 +1,12 @@
 """The checkpoint a run works on. Tasks in one process share the opened one; a task elsewhere opens it again and compares digests."""
 
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 
-from reports.errors import FormatError
+from reports.errors import FormatError, RequestError
 from tasks.engine.formats.readers import open_checkpoint
+from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.handover import SourceRef
 
@@ -23,14 +25,25 @@ def open_source(ref: SourceRef) -> tuple[SourceRef, SourceBytes]:
 
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
+        RequestError: one of `ref.also` holds nothing of it.
     """
     reader = open_checkpoint(ref.path, also=ref.also, step=ref.step)
     catalog = reader.catalog()
     known, source = replace(ref, digest=catalog.digest), SourceBytes(reader, catalog)
+    _refuse_idle_roots(ref, catalog)
     close_source()
     with _lock:
         _latest[known] = source
     return known, source
+
+
+def _refuse_idle_roots(ref: SourceRef, catalog: Catalog) -> None:
+    used = [Path(catalog.root, name) for name in catalog.table.files]
+    for root in ref.also:
+        if not any(path.is_relative_to(root) for path in used):
+            raise RequestError(
+                "holds nothing of this save", where=f"--also {root}", remedy="Name the folder on that node's disk, or leave it out."
+            )
 
 
 def opened(ref: SourceRef) -> SourceBytes:

@@ -68,10 +68,10 @@ def encode_cast(name: str, rows: Raw, source: str, target: str) -> tuple[Raw, in
     if not (torch.isfinite(low) and torch.isfinite(high)):
         overflowed = int((torch.isinf(cast) & torch.isfinite(values)).sum())
         if overflowed:
-            biggest = float(values[torch.isfinite(values)].abs().max())
+            biggest, end = float(values[torch.isfinite(values)].abs().max()), torch.finfo(TORCH[target]).max
             raise EncodingError(
-                f"{overflowed} finite values become infinite in {target}: the largest is {biggest:.6g}, {target} ends at"
-                f" {torch.finfo(TORCH[target]).max:.6g}",
+                f"would be infinite in {target} at {overflowed:,} of {values.numel():,} places: the largest value is {biggest:.6g},"
+                f" {target} ends at {end:.6g}",
                 where=name,
                 remedy="Export with --dtype bf16 or --dtype source.",
             )

@@ -115,26 +115,24 @@ def _write_tensor(
     if runs is None:
         return _write_bands(tensor, source, writer, pieces, progress)
     for run in runs:
-        if verify is Verify.NONE:
-            with source.files.open(run.path) as fd:
-                writer.copy_range(fd, run.start, run.nbytes)
-            progress(run.nbytes)
-        else:
-            pieces.append(_stream_run(run, source, writer, progress))
+        crc = _stream_run(run, source, writer, verify, progress)
+        if verify is Verify.FULL:
+            pieces.append(CrcPiece(run.fragment, run.offset, run.nbytes, crc))
     return 0
 
 
-def _stream_run(run: Run, source: SourceBytes, writer: OrderedWriter, progress: Progress) -> CrcPiece:
+def _stream_run(run: Run, source: SourceBytes, writer: OrderedWriter, verify: Verify, progress: Progress) -> int:
     crc = 0
     for at in range(0, run.nbytes, CHUNK_NBYTES):
         nbytes = min(CHUNK_NBYTES, run.nbytes - at)
         buffer = writer.buffer()
         view = memoryview(buffer)[:nbytes]
         source.files.read_into(run.path, run.start + at, view)
-        crc = zlib.crc32(view, crc)
+        if verify is Verify.FULL:
+            crc = zlib.crc32(view, crc)
         writer.put_buffer(buffer, nbytes)
         progress(nbytes)
-    return CrcPiece(run.fragment, run.offset, run.nbytes, crc)
+    return crc
 
 
 def _write_bands(tensor: TensorPlan, source: SourceBytes, writer: OrderedWriter, pieces: list[CrcPiece], progress: Progress) -> int:

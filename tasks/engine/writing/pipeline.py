@@ -1,19 +1,20 @@
-"""One output file, written in order: the caller reads, one thread hashes, one writes, over a ring of fixed buffers.
+"""One output file, written in order over a ring of fixed buffers: the caller fills them, a second thread takes half of the work.
 
-hashlib, zlib, preadv and pwrite release the GIL, so the three really overlap. Memory is `DEPTH` buffers, whatever the file's size. Buffers
-are pages of their own: from one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
+With a digest the second thread hashes while the caller writes; without, it writes while the caller reads on. hashlib, zlib, preadv and
+pwrite release the GIL, so the two really overlap. Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of their own: from
+one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
 """
 
 import hashlib
 import mmap
 import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
-CHUNK_NBYTES = 1 << 20  # stays in a core's cache from read to write: at 4 MiB the kernel spends three times as long
-DEPTH = 8
+CHUNK_NBYTES = 512 << 10  # stays in a core's cache from read to write
+DEPTH = 6
 
 
 class OrderedWriter:
@@ -28,27 +29,33 @@ class OrderedWriter:
         self._fd = fd
         self._at = 0
         self._sha256 = hashlib.sha256() if with_digest else None
-        self._in_flight: deque[tuple[list[Future[None]], mmap.mmap]] = deque()
-        self._free = [mmap.mmap(-1, CHUNK_NBYTES) for _ in range(DEPTH)]
-        self._hash_thread = ThreadPoolExecutor(1, thread_name_prefix="sha256")
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="pwrite")
+        self._failed: list[OSError] = []
+        self._free: SimpleQueue[mmap.mmap] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[mmap.mmap, int, int] | None] = SimpleQueue()
+        for _ in range(DEPTH):
+            self._free.put(mmap.mmap(-1, CHUNK_NBYTES))
+        self._helper = Thread(target=self._help, name="hash" if with_digest else "write")
+        self._helper.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._hash_thread.shutdown(wait=True, cancel_futures=True)
-        self._write_thread.shutdown(wait=True, cancel_futures=True)
+        self._join()
 
     def buffer(self) -> mmap.mmap:
         """Wait for a free buffer.
 
         Returns:
             CHUNK_NBYTES to fill and hand to `put_buffer`.
+
+        Raises:
+            OSError: the second thread could not write; the disk is full or failing.
         """
-        while not self._free:
-            self._retire()
-        return self._free.pop()
+        free = self._free.get()
+        if self._failed:
+            raise self._failed[0]
+        return free
 
     def put_buffer(self, buffer: mmap.mmap, nbytes: int) -> None:
         """Write the first `nbytes` of a buffer that came from `buffer`.
@@ -57,12 +64,10 @@ class OrderedWriter:
             buffer: filled by the caller, who must not touch it again.
             nbytes: how much of it counts.
         """
-        view = memoryview(buffer)[:nbytes]
-        futures = [self._write_thread.submit(_write, self._fd, self._at, view)]
-        if self._sha256 is not None:
-            futures.append(self._hash_thread.submit(self._sha256.update, view))
-        self._in_flight.append((futures, buffer))
-        self._at += nbytes
+        at, self._at = self._at, self._at + nbytes
+        self._filled.put((buffer, nbytes, at))
+        if self._sha256 is not None:  # the buffer may be free before it is written, but only this thread asks for free ones
+            _write(self._fd, at, memoryview(buffer)[:nbytes])
 
     def put(self, view: memoryview) -> None:
         """Write bytes that lie elsewhere: they are copied into buffers first.
@@ -76,46 +81,36 @@ class OrderedWriter:
             buffer[: len(part)] = part
             self.put_buffer(buffer, len(part))
 
-    def copy_range(self, source: int, start: int, nbytes: int) -> None:
-        """Let the kernel copy a range of another file; not possible with a digest.
-
-        Args:
-            source: descriptor of the other file.
-            start: first byte there.
-            nbytes: length.
-
-        Raises:
-            OSError: the disk is full or failing, or the source ends early.
-        """
-        assert self._sha256 is None
-        self.drain()
-        done = 0
-        while done < nbytes:
-            got = os.copy_file_range(source, self._fd, nbytes - done, start + done, self._at + done)
-            if got == 0:
-                raise OSError(f"source ends at byte {start + done}")
-            done += got
-        self._at += nbytes
-
-    def drain(self) -> None:
-        """Wait until everything put so far is written and digested; raises what a thread raised."""
-        while self._in_flight:
-            self._retire()
-
     def finish(self) -> str:
         """Wait for the last byte.
 
         Returns:
             The sha256 in hex, or "" where none was asked for.
+
+        Raises:
+            OSError: the second thread could not write.
         """
-        self.drain()
+        self._join()
+        if self._failed:
+            raise self._failed[0]
         return self._sha256.hexdigest() if self._sha256 else ""
 
-    def _retire(self) -> None:
-        futures, buffer = self._in_flight.popleft()
-        for future in futures:
-            future.result()
-        self._free.append(buffer)
+    def _join(self) -> None:
+        self._filled.put(None)
+        self._helper.join()
+
+    def _help(self) -> None:
+        while (filled := self._filled.get()) is not None:
+            buffer, nbytes, at = filled
+            view = memoryview(buffer)[:nbytes]
+            if self._sha256 is not None:
+                self._sha256.update(view)
+            elif not self._failed:
+                try:
+                    _write(self._fd, at, view)
+                except OSError as error:
+                    self._failed.append(error)
+            self._free.put(buffer)
 
 
 def _write(fd: int, at: int, view: memoryview) -> None:

@@ -28,7 +28,6 @@ from validators.release import MANIFEST_NAME, MARKER_NAME
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _PROGRESS = ".progress"
-_HASH_NBYTES = 4 << 20
 
 _RECORDS = TypeAdapter(FileRecord)
 
@@ -209,11 +208,8 @@ def sha256_of(path: Path) -> str:
     Returns:
         64 hex digits.
     """
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_HASH_NBYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _escape(name: str) -> str:
