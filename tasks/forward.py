@@ -7,6 +7,7 @@ deterministic: eval mode, eager attention and eager experts, no cache. What does
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Protocol, cast
@@ -55,6 +56,12 @@ class Model(Protocol):
         Returns:
             Logits, and hidden states if asked for.
         """
+
+
+def preload() -> None:
+    """Import what a forward will need. A command does so while it waits for its Prefect server: it takes seconds."""
+    import_module("transformers").AutoModelForCausalLM  # noqa: B018  (transformers imports on the first look)
+    import_module("transformers.core_model_loading")
 
 
 class _Output(Protocol):
