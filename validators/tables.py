@@ -109,18 +109,6 @@ class ValueTable(_Table):
     flushed: Series[int] = pa.Field(ge=0)
 
 
-class FindingTable(_Table):
-    """One row per finding of a run."""
-
-    check: Series[str]
-    code: Series[str] = pa.Field(str_matches=r"^[a-z_]+\.[a-z0-9-]+$")
-    severity: Series[str] = pa.Field(isin=["error", "warning"])
-    where: Series[str]
-    expected: Series[str]
-    found: Series[str]
-    count: Series[int] = pa.Field(ge=1)
-
-
 def write_table(model: type[_Table], table: pd.DataFrame, path: Path) -> Path:
     """Validate a table and write it as CSV.
 

@@ -142,7 +142,7 @@ def _write_bands(tensor: TensorPlan, source: SourceBytes, writer: OrderedWriter,
         if tensor.encoding == "cast":
             rows, lost = encode_cast(tensor.name, rows, tensor.inputs[0].dtype, tensor.dtype)
             flushed += lost
-        view = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        view = rows.reshape(-1).view(np.uint8).data
         writer.put(view)
         progress(len(view))
     return flushed
