@@ -50,6 +50,9 @@ ONE_SHOT: Mapping[str, str] = MappingProxyType(
         "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
         "PREFECT_SERVER_UI_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        # Block types are for the UI of a lasting server, which registers its own: only if no memo says that it was done here.
+        "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+        "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
     }
 )
 # What Prefect would import in its first flow; here while the server starts.
