@@ -19,52 +19,30 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from tests.benchmarks.llama import Llama
+
 RANKS = 4
 LAYER_NUMBER = re.compile(r"\.(\d+)\.")
-HIDDEN, INTERMEDIATE, HEADS, VOCAB = 2048, 8192, 16, 64000
-LAYER = {
-    "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.k_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.v_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-    "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
-    "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
-    "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
-    "input_layernorm.weight": (HIDDEN,),
-    "post_attention_layernorm.weight": (HIDDEN,),
-}
-OUTER = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB, HIDDEN)}
+MODEL = Llama(hidden=2048, intermediate=8192, heads=16, vocab=64000)
 
 
 def count_layers(nbytes: int) -> int:
     """Layers that make a model of about `nbytes` in bf16."""
-    outer = sum(2 * torch.Size(shape).numel() for shape in OUTER.values())
-    layer = sum(2 * torch.Size(shape).numel() for shape in LAYER.values())
+    outer = sum(2 * torch.Size(shape).numel() for shape in MODEL.outer().values())
+    layer = sum(2 * torch.Size(shape).numel() for shape in MODEL.layer().values())
     return max(1, round((nbytes - outer) / layer))
-
-
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model."""
-    return OUTER | {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in LAYER.items()}
 
 
 def write_config(folder: Path, layers: int) -> None:
     """The config.json of the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
+    config = MODEL.config(layers) | {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "num_hidden_layers": layers,
-        "vocab_size": VOCAB,
+        "num_key_value_heads": MODEL.heads,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -81,8 +59,9 @@ def _rank(rank: int, folder: str, layers: int, with_peer: bool) -> None:
     pool = torch.randn(1 << 22, generator=generator).mul_(0.02).to(torch.bfloat16)
     state = {}
     made: dict[str, torch.Tensor] = {}
-    for name, full in shapes(layers).items():
-        alike = LAYER_NUMBER.sub(lambda m: f".{int(m[1]) % 2}.", name)  # layers take turns with two sets of values: 16 GB fit in memory
+    for name, full in MODEL.shapes(layers).items():
+        # Layers take turns with two sets of values, so that 16 GB fit in memory; but safetensors saves no shared ones.
+        alike = name if with_peer else LAYER_NUMBER.sub(lambda m: f".{int(m[1]) % 2}.", name)
         if alike not in made:
             made[alike] = _fill(full, pool, generator)
         state[name] = DTensor.from_local(made[alike], mesh, [Shard(0)])
@@ -108,7 +87,7 @@ def make(folder: Path, nbytes: int, *, with_peer: bool = True) -> int:
     write_config(folder / "hf", layers)
     mp.spawn(_rank, (str(folder), layers, with_peer), nprocs=RANKS)
     (folder / "rendezvous").unlink(missing_ok=True)
-    return sum(2 * torch.Size(shape).numel() for shape in shapes(layers).values())
+    return sum(2 * torch.Size(shape).numel() for shape in MODEL.shapes(layers).values())
 
 
 def main() -> None:

@@ -15,33 +15,10 @@ import time
 from math import prod
 from pathlib import Path
 
-HIDDEN, INTERMEDIATE, HEADS, VOCAB, FILES = 400, 800, 4, 1000, 64
+from tests.benchmarks.llama import Llama
+
+MODEL, FILES = Llama(hidden=400, intermediate=800, heads=4, vocab=1000), 64
 RECORD_NBYTES = 1500  # what torch.save puts around a small tensor
-LAYER = {
-    "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.k_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.v_proj.weight": (HIDDEN, HIDDEN),
-    "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-    "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
-    "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
-    "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
-    "input_layernorm.weight": (HIDDEN,),
-    "post_attention_layernorm.weight": (HIDDEN,),
-}
-OUTER = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB, HIDDEN)}
-
-
-def config(layers: int) -> dict[str, object]:
-    """The config.json of the model."""
-    return {
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": layers,
-        "vocab_size": VOCAB,
-        "tie_word_embeddings": False,
-    }
 
 
 def write_checkpoint(folder: Path, layers: int, chunks: int) -> int:
@@ -50,9 +27,8 @@ def write_checkpoint(folder: Path, layers: int, chunks: int) -> int:
     from torch.distributed.checkpoint import metadata as m
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    shapes = OUTER | {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in LAYER.items()}
     items, storage, ends = {}, {}, [0] * FILES
-    for name, shape in shapes.items():
+    for name, shape in MODEL.shapes(layers).items():
         size = torch.Size((shape[0] // chunks, *shape[1:]))
         nbytes = 2 * prod(size) + RECORD_NBYTES
         boxes = [m.ChunkStorageMetadata(torch.Size((n * size[0], *[0] * (len(shape) - 1))), size) for n in range(chunks)]
@@ -80,7 +56,7 @@ def measure(folder: Path, layers: int) -> dict[str, float]:
     begun = time.process_time()
     catalog = open_checkpoint(folder).catalog()
     opened = time.process_time()
-    dims = LLAMA.dims(config(layers))
+    dims = LLAMA.dims(MODEL.config(layers))
     plan = make_plan(catalog, PlanRequest(LLAMA, dims, LLAMA.expectation(dims), "F32"))
     planned = time.process_time()
     plan_from_json(plan_to_json(plan))
