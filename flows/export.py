@@ -141,7 +141,7 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
 def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage: Stage) -> Outcome:
     planned, loaded, call = prepared.planned, prepared.loaded, run.runner.call
     _check_space(stage, planned)
-    run.phase("write", lambda: _write(run, prepared, stage), nbytes_read=loaded.nbytes, nbytes_written=planned.nbytes)
+    run.phase("write", lambda: _write(run, prepared, stage, request.workers), nbytes_read=loaded.nbytes, nbytes_written=planned.nbytes)
     measured = run.phase(
         "measure",
         lambda: call(measure_release, stage.folder, planned, loaded.roots, run.folder, request.workers),
@@ -160,10 +160,10 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
     return _report(request, run, gathered)
 
 
-def _write(run: Run, prepared: Prepared, stage: Stage) -> None:
+def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
     planned, loaded = prepared.planned, prepared.loaded
     run.progress.start(planned.nbytes)
-    run.runner.map(write_file, [(loaded.ref, planned, stage, name, run.progress.advance) for name, _ in planned.files])
+    run.runner.map(write_file, [(loaded.ref, planned, stage, name, run.progress.advance) for name, _ in planned.files], workers)
     run.progress.stop()
     lineage = Lineage(run.run_id, run.started, run.environment, [(o.what, o.because) for o in planned.omissions])
     run.runner.call(finish_release, loaded.ref, planned, stage, prepared.assets, lineage)

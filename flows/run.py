@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from prefect import Task
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.callables import get_call_parameters
 
 from reports.model import Phase
 
@@ -60,12 +62,13 @@ class Runner(Protocol):
             Its result.
         """
 
-    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
+    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], workers: int, /) -> list[T]:
         """Run a task once per argument tuple, several at a time; the first exception is raised.
 
         Args:
             task: the task.
             calls: arguments per call.
+            workers: how many at a time.
 
         Returns:
             Results, in the order of `calls`.
@@ -75,8 +78,6 @@ class Runner(Protocol):
 @dataclass(frozen=True, slots=True)
 class PlainRunner:
     """Calls the functions that the tasks wrap; knows no Prefect server. For tests and for use as a library."""
-
-    workers: int = 2
 
     def call(self, task: "Task[Any, T]", /, *args: object, **kwargs: object) -> T:
         """Run one task's function.
@@ -91,17 +92,18 @@ class PlainRunner:
         """
         return task.fn(*args, **kwargs)
 
-    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
+    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], workers: int, /) -> list[T]:
         """Run a task's function on a thread pool.
 
         Args:
             task: the task.
             calls: arguments per call.
+            workers: how many at a time.
 
         Returns:
             Results, in the order of `calls`.
         """
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             futures = [pool.submit(task.fn, *args) for args in calls]
             try:
                 return [future.result() for future in futures]
@@ -127,18 +129,21 @@ class PrefectRunner:
         result: T = task(*args, **kwargs)
         return result
 
-    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], /) -> list[T]:
-        """Submit a task once per argument tuple to the flow's task runner.
+    def map(self, task: "Task[Any, T]", calls: Sequence[tuple[object, ...]], workers: int, /) -> list[T]:
+        """Submit a task once per argument tuple to a task runner of its own: the flow's has no limit.
 
         Args:
             task: the task.
             calls: arguments per call.
+            workers: how many at a time.
 
         Returns:
             Results, in the order of `calls`.
         """
-        futures = [task.submit(*args) for args in calls]
-        return [future.result() for future in futures]
+        pool: ThreadPoolTaskRunner[T] = ThreadPoolTaskRunner(workers)
+        with pool:
+            futures = [pool.submit(task, get_call_parameters(task.fn, args, {})) for args in calls]
+            return [future.result() for future in futures]
 
 
 class Progress(Protocol):

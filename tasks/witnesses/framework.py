@@ -20,7 +20,7 @@ import torch
 
 from reports.errors import name_some
 from tasks.quiet import Talk, quiet
-from tasks.tally import Difference, Tally
+from tasks.tally import Difference, Scratch, Tally
 from tasks.witnesses.dcp_metadata import DcpTensor, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.sources import find_dcp_folder, model_name
@@ -210,14 +210,15 @@ def _load_release(release: Path) -> dict[str, torch.Tensor]:
 
 
 def _compare(name: str, live: torch.Tensor, released: torch.Tensor, dtype: torch.dtype) -> dict[str, object]:
-    tally, difference = Tally(), Difference()
+    scratch = Scratch()
+    tally, difference = Tally(scratch), Difference(scratch)
     kept = live.shape == released.shape and torch.equal(live, released)
     for start, stop in _pieces(live.numel()):
         found = released.reshape(-1)[start:stop].contiguous()
         source = live.reshape(-1)[start:stop]
         cast_source = source if kept or not source.is_floating_point() else source.to(dtype).to(source.dtype)
-        wide, squares = tally.add(found)
-        difference.add(found, cast_source, wide, squares, partial(np.arange, start, stop, dtype=np.int64))
+        squares = tally.add(found)
+        difference.add(found, cast_source, squares, partial(np.arange, start, stop, dtype=np.int64))
     return {
         "name": name,
         "witness": NAME,

@@ -6,16 +6,34 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from isal.isal_zlib import crc32_combine
 
 from reports.errors import FormatError
-from tasks.engine.writing.crc import CrcPiece, RecordedCrc, combine_crc32, verify_pieces
+from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
 
 FILE = "/ckpt/__1_0.distcp"
 
 
-@given(st.binary(max_size=300), st.binary(max_size=300))
-def test_two_checksums_combine_to_that_of_the_joined_bytes(first, second):
-    assert combine_crc32(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+# Powers of x modulo the CRC-32 polynomial, by long division: what appending that many zero bytes does to a checksum of 0x80000000 (= x**0).
+def test_checksums_combine_over_lengths_beyond_four_gib():
+    polynomial = 0x104C11DB7
+    for nbytes in (1, 300, 2**31, 2**32 + 5, 2**40 + 123):
+        power, square, exponent = 1, 2, 8 * nbytes
+        while exponent:
+            if exponent & 1:
+                power = multiply(power, square, polynomial)
+            square, exponent = multiply(square, square, polynomial), exponent >> 1
+        assert crc32_combine(0x80000000, 0, nbytes) == int(f"{power:032b}"[::-1], 2)
+
+
+def multiply(left: int, right: int, modulus: int) -> int:
+    """The product of two polynomials over GF(2), reduced."""
+    product = 0
+    for bit in range(32):
+        product ^= (left << bit) if right >> bit & 1 else 0
+    for bit in range(product.bit_length() - 1, 31, -1):
+        product ^= (modulus << bit - 32) if product >> bit & 1 else 0
+    return product
 
 
 @st.composite

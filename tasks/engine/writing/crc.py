@@ -1,17 +1,16 @@
 """Source checksums, verified in the same pass that moves the bytes.
 
 A writer's CRC32 covers one fragment's whole payload, while a target may need only a piece of it. So the reader reports the CRC of each
-piece, and pieces that tile a payload are combined into the CRC of the whole, without reading anything twice.
+piece, and pieces that tile a payload are combined into the CRC of the whole, without reading anything twice. The checksums are isal's:
+those of zlib, at several times its speed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+
+from isal.isal_zlib import crc32_combine
 
 from reports.errors import FormatError
-
-_POLYNOMIAL = 0xEDB88320  # CRC-32 of ISO 3309, bits reversed, as zip and zlib use it
-_Matrix = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +32,6 @@ class RecordedCrc:
     start: int
     nbytes: int
     crc32: int
-
-
-def combine_crc32(first: int, second: int, second_nbytes: int) -> int:
-    """Return the CRC32 of two byte strings joined, from the CRC32 of each.
-
-    Args:
-        first: CRC32 of the first.
-        second: CRC32 of the second.
-        second_nbytes: length of the second.
-
-    Returns:
-        CRC32 of the whole.
-
-    Source: zlib 1.2 crc32_combine: appending n zero bytes is a linear map over GF(2).
-    """
-    return _apply(_append_zeros(second_nbytes), first) ^ second
 
 
 def verify_pieces(
@@ -95,37 +78,6 @@ def _combine(pieces: list[CrcPiece], nbytes: int) -> int | None:
     for piece in sorted(pieces, key=lambda p: p.start):
         if piece.start != at:
             return None
-        crc = combine_crc32(crc, piece.crc32, piece.nbytes)
+        crc = crc32_combine(crc, piece.crc32, piece.nbytes)
         at += piece.nbytes
     return crc if at == nbytes else None
-
-
-def _apply(matrix: _Matrix, vector: int) -> int:
-    total = 0
-    for row in matrix:
-        if not vector:
-            break
-        if vector & 1:
-            total ^= row
-        vector >>= 1
-    return total
-
-
-def _square(matrix: _Matrix) -> _Matrix:
-    return tuple(_apply(matrix, row) for row in matrix)
-
-
-@lru_cache(maxsize=1024)
-def _append_zeros(nbytes: int) -> _Matrix:
-    identity = tuple(1 << n for n in range(32))
-    power = (_POLYNOMIAL, *(1 << n for n in range(31)))  # one zero bit
-    for _ in range(3):
-        power = _square(power)  # one zero byte
-    result = identity
-    while nbytes:
-        if nbytes & 1:
-            result = tuple(_apply(power, row) for row in result)
-        nbytes >>= 1
-        if nbytes:
-            power = _square(power)
-    return result

@@ -5,13 +5,13 @@ measure the machine's limit, and nothing written with it can be published (the s
 """
 
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from tasks.engine.containers.safetensors_header import format_header
 from tasks.engine.encodings.cast import encode_cast
@@ -129,7 +129,7 @@ def _stream_run(run: Run, source: SourceBytes, writer: OrderedWriter, verify: Ve
         view = memoryview(buffer)[:nbytes]
         source.files.read_into(run.path, run.start + at, view)
         if verify is Verify.FULL:
-            crc = zlib.crc32(view, crc)
+            crc = crc32(view, crc)
         writer.put_buffer(buffer, nbytes)
         progress(nbytes)
     return crc
@@ -164,5 +164,5 @@ def _read_crc(recorded: RecordedCrc, source: SourceBytes) -> int:
     for at in range(0, recorded.nbytes, CHUNK_NBYTES):
         view = memoryview(buffer)[: min(CHUNK_NBYTES, recorded.nbytes - at)]
         source.files.read_into(recorded.path, recorded.start + at, view)
-        crc = zlib.crc32(view, crc)
+        crc = crc32(view, crc)
     return crc

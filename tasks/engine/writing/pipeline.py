@@ -1,6 +1,6 @@
 """One output file, written in order over a ring of fixed buffers: the caller fills them, a second thread takes half of the work.
 
-With a digest the second thread hashes while the caller writes; without, it writes while the caller reads on. hashlib, zlib, preadv and
+With a digest the second thread hashes while the caller writes; without, it writes while the caller reads on. hashlib, isal, preadv and
 pwrite release the GIL, so the two really overlap. Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of their own: from
 one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
 """

@@ -5,12 +5,12 @@ A *run* is a range of one file whose bytes are a range of the target, in order. 
 rows is put together from every fragment that touches it.
 """
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from tasks.engine.formats.reader import CheckpointReader, Payload
 from tasks.engine.planning.plan import Input, TensorPlan
@@ -167,7 +167,7 @@ class SourceBytes:
         span = np.empty(last - first + 1, dtype=f"u{itemsize}")
         view = span.view(np.uint8).data
         self.files.read_into(payload.path, payload.start + first * itemsize, view)
-        pieces.append(CrcPiece(fragment.index, first * itemsize, len(view), zlib.crc32(view)))
+        pieces.append(CrcPiece(fragment.index, first * itemsize, len(view), crc32(view)))
         return np.lib.stride_tricks.as_strided(span, inside.shape, [s * itemsize for s in strides], writeable=False)
 
     def bands(self, tensor: TensorPlan, band_nbytes: int, pieces: list[CrcPiece]) -> Iterator[Raw]:
