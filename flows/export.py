@@ -163,7 +163,9 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
 def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
     planned, loaded = prepared.planned, prepared.loaded
     run.progress.start(planned.nbytes)
-    run.runner.map(write_file, [(loaded.ref, planned, stage, name, run.progress.advance) for name, _ in planned.files], workers)
+    with_helper = len(planned.files) < workers
+    calls = [(loaded.ref, planned, stage, name, run.progress.advance, with_helper) for name, _ in planned.files]
+    run.runner.map(write_file, calls, workers)
     run.progress.stop()
     lineage = Lineage(run.run_id, run.started, run.environment, [(o.what, o.because) for o in planned.omissions])
     run.runner.call(finish_release, loaded.ref, planned, stage, prepared.assets, lineage)

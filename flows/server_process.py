@@ -63,9 +63,8 @@ def main(listener_fd: int, wire_fd: int, parent: int) -> None:
     config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = Server(config)
     server.run(sockets=[socket.socket(fileno=listener_fd)])
-    os._exit(
-        0 if server.started else 3
-    )  # all is written: to free a million objects one by one takes a tenth of a second, while the command waits
+    # All is written. To free a million objects one by one takes a tenth of a second, while the command waits.
+    os._exit(0 if server.started else 3)
 
 
 async def _migrate() -> None:

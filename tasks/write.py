@@ -17,7 +17,7 @@ from tasks.sources import opened, reopened
 
 
 @task(name="write file", task_run_name="write {name}", cache_policy=NO_CACHE)
-def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progress: Callable[[int], None]) -> int:
+def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progress: Callable[[int], None], with_helper: bool = True) -> int:
     """Write one weight file, unless an earlier run of the same plan has finished it.
 
     Args:
@@ -26,6 +26,7 @@ def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progre
         stage: where the release is put together.
         name: the file.
         progress: called with bytes written.
+        with_helper: whether a second thread takes half of the work.
 
     Returns:
         The file's bytes.
@@ -34,7 +35,7 @@ def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progre
     file = next(file for file in plan.files if file.name == name)
     record = stage.finished(file)
     if record is None:
-        record = execute_file(file, opened(ref), stage.folder / name, progress=progress)
+        record = execute_file(file, opened(ref), stage.folder / name, progress=progress, with_helper=with_helper)
         stage.keep(record)
     else:
         progress(file.nbytes)

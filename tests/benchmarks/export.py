@@ -70,7 +70,8 @@ class Bench:
         plan = make_plan(catalog, request)
         source = SourceBytes(reader, catalog)
         with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(lambda file: execute_file(file, source, self.out / file.name, verify=verify), plan.files))
+            helped = len(plan.files) < WORKERS
+            list(pool.map(lambda f: execute_file(f, source, self.out / f.name, verify=verify, with_helper=helped), plan.files))
         source.files.close()
         seconds = time.perf_counter() - begun
         (self.folder / "plan.json").write_text(plan_to_json(plan))

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.engine.formats.reader import Payload, Probe, Source
+from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, TableBuilder
 
 Arrays = dict[str, np.ndarray]  # raw values, unsigned
@@ -64,12 +64,13 @@ class _Files:
             (self.root / f"part{at}.bin").write_bytes(content)
 
 
-class FakeReader:
+class FakeReader(CheckpointReader):
     """Knows where each box is. `dtypes` are safetensors codes by name; `crcs` says whether the writer recorded checksums."""
 
     name: ClassVar[str] = "fake"
 
     def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self._root = source.path
 
     @classmethod
@@ -98,9 +99,8 @@ class FakeReader:
         reader._made = Catalog("fake", str(root), None, made, builder.build(), (), f"seed {seed}", 0)
         return reader
 
-    def catalog(self) -> Catalog:
-        """What `write` wrote."""
-        return self._made
+    def _make_catalog(self) -> Catalog:
+        raise AssertionError("`write` makes it")
 
     def payload(self, fragment: Fragment) -> Payload:
         """Where a box is."""

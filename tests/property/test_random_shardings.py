@@ -46,7 +46,7 @@ def _write(reader: FakeReader, request: PlanRequest, to: Path, workers: int = 1)
     to.mkdir()
 
     def write(file) -> FileRecord:
-        return execute_file(file, source, to / file.name)
+        return execute_file(file, source, to / file.name, with_helper=workers == 1)
 
     with ThreadPoolExecutor(workers) as pool:
         records = tuple(pool.map(write, plan.files))

@@ -23,7 +23,7 @@ from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_
 from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, SavedObject, SavedTensor
 from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names, paths_of, step_of
-from tasks.engine.formats.reader import Payload, Probe, Source
+from tasks.engine.formats.reader import CheckpointReader, Payload, Probe
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, StateItem, TableBuilder
 
@@ -44,7 +44,7 @@ INNER_FOLDERS: Mapping[re.Pattern[str], str] = MappingProxyType(
 LOOK_ALIKES: Mapping[str, str] = MappingProxyType({"common.pt": "Megatron torch_dist", "metadata.json": "Megatron torch_dist"})
 
 
-class DcpReader:
+class DcpReader(CheckpointReader):
     """Reads one DCP save.
 
     Args:
@@ -52,10 +52,6 @@ class DcpReader:
     """
 
     name: ClassVar[str] = "dcp"
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._made: Catalog | None = None
 
     @classmethod
     def probe(cls, path: Path) -> Probe:
@@ -78,19 +74,6 @@ class DcpReader:
         if inner:
             return Probe(True, f"it has {name_some(inner)}")
         return Probe(False, "no .metadata and no .distcp file")
-
-    def catalog(self) -> Catalog:
-        """Return what the save holds.
-
-        Returns:
-            The catalog, the same on every call.
-
-        Raises:
-            FormatError: incomplete, damaged or hostile.
-        """
-        if self._made is None:
-            self._made = self._make_catalog()
-        return self._made
 
     def payload(self, fragment: Fragment) -> Payload:
         """Find the raw values of a chunk inside its item's archive.

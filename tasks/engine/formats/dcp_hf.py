@@ -20,7 +20,7 @@ from typing import ClassVar
 from reports.errors import FormatError, name_some
 from tasks.engine.containers.safetensors_file import SafetensorsFile, read_safetensors
 from tasks.engine.formats.folders import FoundFile, digest_files, find_files, list_names, step_of
-from tasks.engine.formats.reader import Payload, Probe, Source
+from tasks.engine.formats.reader import CheckpointReader, Payload, Probe
 from tasks.engine.formats.state_dict import strip_all
 from tasks.engine.tensors.catalog import Catalog, Fragment, Locator, SourceTensor, TableBuilder
 from tasks.engine.tensors.region import Region
@@ -41,7 +41,7 @@ class _Box:
     nbytes: int
 
 
-class DcpSafetensorsReader:
+class DcpSafetensorsReader(CheckpointReader):
     """Reads one unconsolidated save.
 
     Args:
@@ -49,10 +49,6 @@ class DcpSafetensorsReader:
     """
 
     name: ClassVar[str] = "dcp_hf"
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._made: Catalog | None = None
 
     @classmethod
     def probe(cls, path: Path) -> Probe:
@@ -71,19 +67,6 @@ class DcpSafetensorsReader:
         if INNER in names and not is_consolidated and any(_NAME.match(name) for name in list_names(path / INNER)):
             return Probe(True, f"it has {INNER}shard-R-model-F-of-N.safetensors files")
         return Probe(False, "no shard-R-model-F-of-N.safetensors file")
-
-    def catalog(self) -> Catalog:
-        """Return what the save holds; shapes are None.
-
-        Returns:
-            The catalog, the same on every call.
-
-        Raises:
-            FormatError: a part that no rank has, files of two saves, or a damaged file.
-        """
-        if self._made is None:
-            self._made = self._make_catalog()
-        return self._made
 
     def payload(self, fragment: Fragment) -> Payload:
         """Find the raw values of a box.

@@ -22,7 +22,7 @@ from tasks.engine.containers.torch_pickle import StoredTensor, collect_tensors, 
 from tasks.engine.containers.torch_zip import Archive
 from tasks.engine.formats.distributed_pickles import PART_GLOBALS, Part, is_part
 from tasks.engine.formats.folders import FoundFile, digest_files, find_files, list_names, step_of
-from tasks.engine.formats.reader import Payload, Probe, Source
+from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.formats.torch_files import TorchTensors, open_torch_file
 from tasks.engine.tensors.catalog import Catalog, Fragment, Locator, SourceTensor, StateItem, TableBuilder
@@ -58,7 +58,7 @@ class _Box:
     file: FoundFile
 
 
-class RankFilesReader:
+class RankFilesReader(CheckpointReader):
     """Reads one save of such files.
 
     Args:
@@ -68,8 +68,7 @@ class RankFilesReader:
     name: ClassVar[str] = "fsdp1_ranks"
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-        self._made: Catalog | None = None
+        super().__init__(source)
         self._pickled = TorchTensors()
 
     @classmethod
@@ -87,20 +86,6 @@ class RankFilesReader:
         if found:
             return Probe(True, f"it has {inner}{next(iter(found))}")
         return Probe(False, "no model file per rank (model_world_size_W_rank_R.pt)")
-
-    def catalog(self) -> Catalog:
-        """Return what the save holds.
-
-        Returns:
-            The catalog, the same on every call.
-
-        Raises:
-            HostilePickleError: a global outside the closed list.
-            FormatError: a rank is missing, a file is damaged, or the parameters are flat.
-        """
-        if self._made is None:
-            self._made = self._make_catalog()
-        return self._made
 
     def payload(self, fragment: Fragment) -> Payload:
         """Find the raw values of a box.

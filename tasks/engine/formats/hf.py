@@ -21,7 +21,7 @@ from tasks.engine.containers.safetensors_file import read_safetensors
 from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import collect_tensors, describe, is_tensor
 from tasks.engine.formats.folders import FoundFile, digest_files, find_files, list_names, step_of
-from tasks.engine.formats.reader import Payload, Probe, Source
+from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.formats.torch_files import TorchTensors, open_torch_file
 from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, StateItem, TableBuilder
@@ -61,7 +61,7 @@ class _Found:
     nbytes: int
 
 
-class HuggingFaceReader:
+class HuggingFaceReader(CheckpointReader):
     """Reads one folder of Hugging Face weights.
 
     Args:
@@ -71,8 +71,7 @@ class HuggingFaceReader:
     name: ClassVar[str] = "hf"
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-        self._made: Catalog | None = None
+        super().__init__(source)
         self._pickled = TorchTensors()
 
     @classmethod
@@ -93,19 +92,6 @@ class HuggingFaceReader:
         if shards:
             return Probe(True, f"it has {name_some(shards)}")
         return Probe(False, f"none of {', '.join(_ENTRIES)}")
-
-    def catalog(self) -> Catalog:
-        """Return what the folder holds.
-
-        Returns:
-            The catalog, the same on every call.
-
-        Raises:
-            FormatError: shards missing, stray, damaged, or in disagreement with the index.
-        """
-        if self._made is None:
-            self._made = self._make_catalog()
-        return self._made
 
     def payload(self, fragment: Fragment) -> Payload:
         """Find the raw values of a tensor.

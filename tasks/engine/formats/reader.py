@@ -4,9 +4,10 @@ Life of a reader: `probe` looks at file names and a few bytes and says why or wh
 metadata only, and has checked that every file it names exists and is long enough; `payload` finds the raw values of one fragment.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from tasks.engine.tensors.catalog import Catalog, Fragment
 
@@ -48,8 +49,10 @@ class Payload:
     crc32: int | None
 
 
-class CheckpointReader(Protocol):
+class CheckpointReader(ABC):
     """Reads one format. Instances are cheap, hold no open file, and may be used from several threads.
+
+    A new format is a subclass with a name, a probe, a catalog and payloads, and a line in `readers.READERS`.
 
     Args:
         source: the folder, and more roots of the same save.
@@ -57,18 +60,21 @@ class CheckpointReader(Protocol):
 
     name: ClassVar[str]
 
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._made: Catalog | None = None
+
     @classmethod
+    @abstractmethod
     def probe(cls, path: Path) -> Probe:
-        """Say whether `path` is this format, reading no more than names and a few bytes.
+        """Say whether `path` is this format, complete or not, reading no more than names and a few bytes.
 
         Args:
-            path: a folder (or a single file, for formats that allow one).
+            path: a folder.
 
         Returns:
             The answer and its reason.
         """
-
-    def __init__(self, source: Source) -> None: ...
 
     def catalog(self) -> Catalog:
         """Return what the checkpoint holds; no tensor byte is read.
@@ -77,9 +83,17 @@ class CheckpointReader(Protocol):
             The catalog, the same on every call.
 
         Raises:
-            FormatError: incomplete, damaged or hostile; the message names the file.
+            HostilePickleError: a global outside the closed list.
+            FormatError: incomplete, damaged, or of two saves; the message names the file.
         """
+        if self._made is None:
+            self._made = self._make_catalog()
+        return self._made
 
+    @abstractmethod
+    def _make_catalog(self) -> Catalog: ...
+
+    @abstractmethod
     def payload(self, fragment: Fragment) -> Payload:
         """Find the raw values of a fragment.
 

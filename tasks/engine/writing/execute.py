@@ -48,7 +48,13 @@ Progress = Callable[[int], None]
 
 
 def execute_file(
-    file: FilePlan, source: SourceBytes, path: Path, *, verify: Verify = Verify.FULL, progress: Progress | None = None
+    file: FilePlan,
+    source: SourceBytes,
+    path: Path,
+    *,
+    verify: Verify = Verify.FULL,
+    progress: Progress | None = None,
+    with_helper: bool = True,
 ) -> FileRecord:
     """Write one file of a plan; an existing file is overwritten.
 
@@ -58,6 +64,7 @@ def execute_file(
         path: where to.
         verify: whether to digest and check on the way.
         progress: called with the number of bytes written since the last call.
+        with_helper: whether a second thread takes half of the work; of use where fewer files are written at a time than there are cores.
 
     Returns:
         The record of the file.
@@ -72,7 +79,7 @@ def execute_file(
     flushed: dict[str, int] = {}
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        with OrderedWriter(fd, with_digest=verify is Verify.FULL) as writer:
+        with OrderedWriter(fd, with_digest=verify is Verify.FULL, with_helper=with_helper) as writer:
             writer.put(memoryview(format_header([tensor.spec for tensor in file.tensors])))
             writer_progress(file.header_nbytes)
             for tensor in file.tensors:

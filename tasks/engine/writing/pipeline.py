@@ -1,8 +1,9 @@
-"""One output file, written in order over a ring of fixed buffers: the caller fills them, a second thread takes half of the work.
+"""One output file, written in order over a ring of fixed buffers.
 
-With a digest the second thread hashes while the caller writes; without, it writes while the caller reads on. hashlib, isal, preadv and
-pwrite release the GIL, so the two really overlap. Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of their own: from
-one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
+Where fewer files are written than there are workers, a second thread takes half of a file's work: with a digest it hashes while the caller
+writes; without, it writes while the caller reads on. hashlib, isal, preadv and pwrite release the GIL, so the two really overlap. Where
+every worker has a file of its own, handing over only costs. Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of
+their own: from one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
 """
 
 import hashlib
@@ -13,8 +14,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-CHUNK_NBYTES = 512 << 10  # stays in a core's cache from read to write
-DEPTH = 6
+CHUNK_NBYTES = 1 << 20  # larger ones leave the cache between read and write, smaller ones make threads wait for the interpreter
+DEPTH = 4
 
 
 class OrderedWriter:
@@ -23,19 +24,21 @@ class OrderedWriter:
     Args:
         fd: an empty file open for writing; not closed here.
         with_digest: whether sha256 is computed.
+        with_helper: whether a second thread takes half of the work.
     """
 
-    def __init__(self, fd: int, *, with_digest: bool) -> None:
+    def __init__(self, fd: int, *, with_digest: bool, with_helper: bool = True) -> None:
         self._fd = fd
         self._at = 0
         self._sha256 = hashlib.sha256() if with_digest else None
         self._failed: list[OSError] = []
         self._free: SimpleQueue[mmap.mmap] = SimpleQueue()
         self._filled: SimpleQueue[tuple[mmap.mmap, int, int] | None] = SimpleQueue()
-        for _ in range(DEPTH):
+        for _ in range(DEPTH if with_helper else 1):
             self._free.put(mmap.mmap(-1, CHUNK_NBYTES))
-        self._helper = Thread(target=self._help, name="hash" if with_digest else "write")
-        self._helper.start()
+        self._helper = Thread(target=self._help, name="hash" if with_digest else "write") if with_helper else None
+        if self._helper is not None:
+            self._helper.start()
 
     def __enter__(self) -> Self:
         return self
@@ -65,9 +68,16 @@ class OrderedWriter:
             nbytes: how much of it counts.
         """
         at, self._at = self._at, self._at + nbytes
+        view = memoryview(buffer)[:nbytes]
+        if self._helper is None:
+            if self._sha256 is not None:
+                self._sha256.update(view)
+            _write(self._fd, at, view)
+            self._free.put(buffer)
+            return
         self._filled.put((buffer, nbytes, at))
         if self._sha256 is not None:  # the buffer may be free before it is written, but only this thread asks for free ones
-            _write(self._fd, at, memoryview(buffer)[:nbytes])
+            _write(self._fd, at, view)
 
     def put(self, view: memoryview) -> None:
         """Write bytes that lie elsewhere: they are copied into buffers first.
@@ -96,8 +106,9 @@ class OrderedWriter:
         return self._sha256.hexdigest() if self._sha256 else ""
 
     def _join(self) -> None:
-        self._filled.put(None)
-        self._helper.join()
+        if self._helper is not None:
+            self._filled.put(None)
+            self._helper.join()
 
     def _help(self) -> None:
         while (filled := self._filled.get()) is not None:
