@@ -11,16 +11,34 @@ from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 import yaml
 from pydantic import ValidationError
 
-from flows.requests import ExportRequest
+from flows.options import (
+    AlsoOption,
+    AssetsOption,
+    DropOption,
+    DtypeOption,
+    FamilyOption,
+    FileOption,
+    GoldenOption,
+    JsonOption,
+    MemoryOption,
+    RunsOption,
+    SkipOption,
+    SourceArg,
+    StepOption,
+    TiedOption,
+)
+from flows.requests import ExportRequest, GateRequest
 from reports.errors import ReleaseError, RequestError
 
 GREEN, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+R = TypeVar("R", ExportRequest, GateRequest)
+_Line = tuple[Callable[[R], None], Callable[[R], str]]  # what refuses a request at once, and the flow
 app = typer.Typer(
     name="shardwright",
     help="Turn sharded training checkpoints into verified release weights.\n\n"
@@ -31,29 +49,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-SourceArg = Annotated[
-    Path, typer.Argument(help="The checkpoint: its folder, or a training run's root with several steps.", show_default=False)
-]
-StepOption = Annotated[int | None, typer.Option(help="Step of a run's root. [default: the newest complete one]", show_default=False)]
-AlsoOption = Annotated[
-    list[Path] | None, typer.Option(help="Another root of the same save (node-local disks). May be repeated.", show_default=False)
-]
-AssetsOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of config.json and tokenizer. [default: the checkpoint, if it holds a config]", show_default=False),
-]
-FamilyOption = Annotated[
-    str, typer.Option(help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, gpt2.")
-]
-DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
-DropOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN=REASON", help="Leave source tensors out on purpose. May be repeated.", show_default=False),
-]
-TiedOption = Annotated[bool, typer.Option("--keep-tied-head", help="Write the head of a tied model as well.")]
-FileOption = Annotated[str, typer.Option(help="Tensor bytes per output file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 
 
 def main() -> None:
@@ -119,22 +114,17 @@ def export(
     source: Annotated[Path | None, typer.Argument(help="The checkpoint: its folder, or a training run's root.", show_default=False)] = None,
     to: Annotated[Path | None, typer.Option(help="Where the release will be; must not exist.", show_default=False)] = None,
     assets: AssetsOption = None,
-    golden: Annotated[
-        Path | None,
-        typer.Option(help="safetensors file of input_ids and logits the trainer recorded: proves the mapping.", show_default=False),
-    ] = None,
+    golden: GoldenOption = None,
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
     also: AlsoOption = None,
     drop: DropOption = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(metavar="CHECK=REASON", help="Leave a check out on purpose. May be repeated.", show_default=False)
-    ] = None,
+    skip: SkipOption = None,
     keep_tied_head: TiedOption = False,
     max_file: FileOption = "5GB",
     workers: Annotated[int, typer.Option(help="Output files written at a time.")] = 2,
-    witness_memory: Annotated[str, typer.Option(help="Memory the logits comparison may use; beyond it, disk offload.")] = "8GB",
+    witness_memory: MemoryOption = "8GB",
     keep_stage: Annotated[bool, typer.Option("--keep-stage", help="Keep the staging folder when a check fails.")] = False,
     no_fsync: Annotated[bool, typer.Option("--no-fsync", help="Publish without waiting for the disk (benchmarks, scratch space).")] = False,
     request_file: Annotated[
@@ -143,9 +133,7 @@ def export(
     clean: Annotated[
         bool, typer.Option("--clean", help="List and remove staging folders that killed runs left beside --to; export nothing.")
     ] = False,
-    runs: Annotated[
-        Path | None, typer.Option(help="Where run folders go. [default: $SHARDWRIGHT_RUNS, else ./runs]", show_default=False)
-    ] = None,
+    runs: RunsOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Export a sharded checkpoint into verified, published release weights.
@@ -172,7 +160,7 @@ def export(
         "witness_memory": witness_memory,
         "keep_stage": keep_stage,
         "fsync": not no_fsync,
-        "runs": runs or Path(os.environ.get("SHARDWRIGHT_RUNS", "runs")),
+        "runs": runs or _default_runs(),
     }
     if clean:
         return _clean(to)
@@ -221,25 +209,37 @@ def _clean(to: Path | None) -> int:
     return GREEN
 
 
+def _default_runs() -> Path:
+    return Path(os.environ.get("SHARDWRIGHT_RUNS", "runs"))
+
+
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:
+    def load() -> _Line[ExportRequest]:
+        from flows.export import check_request, export
+
+        return check_request, export
+
+    return _run_flow(request, load, runs_model="logits" not in request.skips, as_json=as_json)
+
+
+def _run_flow(request: R, load: Callable[[], _Line[R]], *, runs_model: bool, as_json: bool) -> int:
     from flows.server import await_prefect, prepare_prefect
 
     prepare_prefect()
     with _imports_uncollected():
-        from flows.export import NotPublishedError, check_request
-        from flows.export import export as export_flow
-        from flows.run import watched_by
+        from flows.run import RedVerdictError, watched_by
         from flows.terminal import ProgressBar
         from tasks.forward import preload
 
+        check_request, flow = load()
         check_request(request)
-        if "logits" not in request.skips:
+        if runs_model:
             preload()
     await_prefect()
     try:
         with ProgressBar(quiet=as_json) as bar, watched_by(bar):
-            page = Path(export_flow(request))
-    except NotPublishedError as red:
+            page = Path(flow(request))
+    except RedVerdictError as red:
         _show(red.outcome.paths.html, as_json=as_json, stage=red.outcome.stage)
         return FAILED
     _show(page, as_json=as_json, stage=None)
@@ -265,6 +265,54 @@ def _show(page: Path, *, as_json: bool, stage: Path | None) -> None:
     report = report_from_json((page.parent / "report.json").read_text(encoding="utf-8"))
     with _reader_may_leave():
         print_outcome(report, page.parent, required=REQUIRED_CHECKS, stage=stage, as_json=as_json)
+
+
+@app.command()
+def gate(
+    release: Annotated[Path, typer.Argument(help="The folder of release weights, whoever made it.", show_default=False)],
+    against: Annotated[
+        Path | None,
+        typer.Option(help="The checkpoint it was made from: exact values and logits are compared with it.", show_default=False),
+    ] = None,
+    step: StepOption = None,
+    golden: GoldenOption = None,
+    family: FamilyOption = "auto",
+    skip: SkipOption = None,
+    workers: Annotated[int, typer.Option(help="Tensors read at a time.")] = 2,
+    witness_memory: MemoryOption = "8GB",
+    junit: Annotated[Path | None, typer.Option(help="Write the results there too, as JUnit XML.", show_default=False)] = None,
+    runs: RunsOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Give one verdict on a finished folder of release weights. Changes nothing in it.
+
+    Without --against and --golden the folder is judged by itself: files, names, shapes, config, tokenizer, values. In a GitHub workflow
+    the summary of the step shows the report. Exit code 0: accepted. 1: a check failed. 2: it could not be judged.
+
+    Example: shardwright gate release/ --against runs/step-3000 --golden golden.safetensors
+    """
+    request = GateRequest.model_validate(
+        {
+            "release": release,
+            "against": against,
+            "step": step,
+            "golden": golden,
+            "family": family,
+            "skip": skip or [],
+            "workers": workers,
+            "witness_memory": witness_memory,
+            "junit": junit,
+            "runs": runs or _default_runs(),
+        }
+    )
+
+    def load() -> _Line[GateRequest]:
+        from flows.gate import check_request, release_gate
+
+        return check_request, release_gate
+
+    runs_model = "logits" not in request.skips and (against is not None or golden is not None)
+    return _run_flow(request, load, runs_model=runs_model, as_json=as_json)
 
 
 @app.command()
@@ -324,9 +372,7 @@ def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None,
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where the toy checkpoint and its release go.")] = Path("demo"),
-    runs: Annotated[
-        Path | None, typer.Option(help="Where run folders go. [default: $SHARDWRIGHT_RUNS, else ./runs]", show_default=False)
-    ] = None,
+    runs: RunsOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Shard a toy model with torch's own DCP over two processes, export it, and print the path of a green report.
@@ -345,7 +391,7 @@ def demo(
         assets=checkpoint.assets,
         golden=checkpoint.golden,
         dtype="bf16",
-        runs=runs or Path(os.environ.get("SHARDWRIGHT_RUNS", "runs")),
+        runs=runs or _default_runs(),
     )
     return _run_export(request, as_json=as_json)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from prefect import flow
 
 from flows.requests import ExportRequest
-from flows.run import WATCHING, Both, PrefectRunner, Progress, Run, Runner, now
+from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now
 from reports.errors import ReleaseError, RequestError
-from reports.model import Omission, Report, Verdict
-from reports.write import ReportPaths, write_report
-from tasks.artifacts import ProgressArtifact, show_check, show_findings, show_report
+from reports.model import Omission, Report
+from reports.write import write_report
+from tasks.artifacts import ProgressArtifact
 from tasks.check import check_plan, check_release, measure_release, read_statistics
 from tasks.compare_logits import check_golden, compare_logits, merge_uncast
 from tasks.engine.formats.readers import check_folder
@@ -37,26 +37,8 @@ _UNFINISHED = "The checks are done; publishing had not finished when this was wr
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class NotPublishedError(Exception):
-    """A check failed: nothing was published; the report says why.
-
-    Args:
-        outcome: the report and where it is.
-    """
-
-    def __init__(self, outcome: "Outcome") -> None:
-        self.outcome = outcome
-        super().__init__(outcome.verdict.line)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an export ended: the report, where its renderings are, the verdict, and the stage that was kept, if any."""
-
-    report: Report
-    paths: ReportPaths
-    verdict: Verdict
-    stage: Path | None = None
+class NotPublishedError(RedVerdictError):
+    """A check failed: nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,17 +303,10 @@ def export(request: ExportRequest) -> str:
     try:
         outcome = run_export(request, PrefectRunner(), Both(WATCHING.get(), ProgressArtifact()))
     except NotPublishedError as red:
-        _show(red.outcome)
+        red.outcome.show()
         raise
-    _show(outcome)
+    outcome.show()
     return str(outcome.paths.html)
-
-
-def _show(outcome: Outcome) -> None:
-    for result in outcome.report.results:
-        show_check(result)
-    show_findings(outcome.report.results)
-    show_report(outcome.report, outcome.paths, REQUIRED_CHECKS)
 
 
 def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Outcome:

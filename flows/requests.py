@@ -47,6 +47,46 @@ def _split_reason(text: str) -> tuple[str, str]:
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
+def _is_text(value: Path | list[Path] | None) -> Path | list[Path] | None:
+    for path in value if isinstance(value, list) else [value]:
+        if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
+            raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
+    return value
+
+
+def _has_reason(values: list[str]) -> list[str]:
+    for value in values:
+        _split_reason(value)
+    return values
+
+
+class GateRequest(BaseModel):
+    """One verdict on a finished folder of weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    release: Path = Field(description="The folder of release weights: any Hugging Face folder of safetensors.")
+    against: Path | None = Field(
+        None, description="The checkpoint it was made from, or weights whose values it must have: exact values and logits are compared."
+    )
+    step: int | None = Field(None, ge=0, description="Which step of --against, if that is a run's root.")
+    golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
+    family: str = Field("auto", description="auto, none, or a model family's name.")
+    skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
+    workers: int = Field(2, ge=1, le=64, description="Tensors read at a time.")
+    witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
+    junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
+    runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
+
+    _paths = field_validator("release", "against", "golden", "junit", "runs")(_is_text)
+    _reasons = field_validator("skip")(_has_reason)
+
+    @property
+    def skips(self) -> dict[str, str]:
+        """Check → reason of what not to check."""
+        return dict(_split_reason(text) for text in self.skip)
+
+
 class ExportRequest(BaseModel):
     """One export: a checkpoint in, a release out."""
 
@@ -72,20 +112,8 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    @field_validator("source", "to", "assets", "golden", "runs", "also")
-    @classmethod
-    def _is_text(cls, value: Path | list[Path] | None) -> Path | list[Path] | None:
-        for path in value if isinstance(value, list) else [value]:
-            if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
-                raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
-        return value
-
-    @field_validator("drop", "skip")
-    @classmethod
-    def _has_reason(cls, values: list[str]) -> list[str]:
-        for value in values:
-            _split_reason(value)
-        return values
+    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(_is_text)
+    _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property
     def dtype_code(self) -> str:

@@ -17,7 +17,10 @@ from prefect import Task
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.callables import get_call_parameters
 
-from reports.model import Phase
+from reports.model import Phase, Report, Verdict
+from reports.write import ReportPaths
+from tasks.artifacts import show_check, show_findings, show_report
+from validators.policy import REQUIRED_CHECKS
 
 T = TypeVar("T")
 PACKAGES = ("shardwright", "torch", "safetensors", "transformers", "accelerate", "huggingface-hub", "pandas", "pandera", "prefect")
@@ -45,6 +48,35 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: the report, where its renderings are, the verdict, and the stage that was kept, if any."""
+
+    report: Report
+    paths: ReportPaths
+    verdict: Verdict
+    stage: Path | None = None
+
+    def show(self) -> None:
+        """Show checks, findings and verdict in Prefect. Inside a flow run only."""
+        for result in self.report.results:
+            show_check(result)
+        show_findings(self.report.results)
+        show_report(self.report, self.paths, REQUIRED_CHECKS)
+
+
+class RedVerdictError(Exception):
+    """A check failed; the report says why.
+
+    Args:
+        outcome: the report and where it is.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.verdict.line)
 
 
 class Runner(Protocol):

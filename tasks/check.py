@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from reports.model import CheckResult, TensorStatistics
 from tasks.engine.planning.plan import plan_from_json
-from tasks.handover import Compared, Judged, Measured, Planned
+from tasks.handover import Compared, Described, Judged, Measured, Planned
 from tasks.measure import measure
 from tasks.reshard import read_config
 from validators.check import Check, run
@@ -34,7 +34,7 @@ def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], 
     Returns:
         Their results.
     """
-    evidence = Evidence(_planned_release(planned, assets), _expected(planned), plan=read_table(PlanTable, planned.table))
+    evidence = Evidence(_planned_release(planned, assets), _expected(planned.expected), plan=read_table(PlanTable, planned.table))
     return Judged(_run_all(CHECKS_BEFORE_WRITING, evidence, skips, clock))
 
 
@@ -77,20 +77,60 @@ def check_release(
     Returns:
         The results, in the order of CHECKS.
     """
-    heard = [path for path in (measured.values if measured.witness.heard else None, compared.values) if path is not None]
-    values = pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None
-    evidence = Evidence(
-        open_release(folder),
-        _expected(planned),
-        read_table(PlanTable, planned.table),
-        read_table(TensorTable, measured.tensors),
-        values,
-        (measured.witness, *compared.witnesses),
-        compared.comparisons,
-        planned.release_dtype if planned.uncast else "",
-        {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"},
+    absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
+    evidence = _evidence(folder, measured, compared, absent)
+    evidence = replace(
+        evidence,
+        expected=_expected(planned.expected),
+        plan=read_table(PlanTable, planned.table),
+        dtype=planned.release_dtype if planned.uncast else "",
     )
     return Judged(_run_all(CHECKS, evidence, skips, clock))
+
+
+@task(name="check folder", cache_policy=NO_CACHE)
+def check_folder(
+    described: Described,
+    planned: Planned | None,
+    measured: Measured,
+    compared: Compared,
+    digests: Mapping[str, str],
+    skips: Mapping[str, str],
+    clock: Callable[[], float],
+) -> Judged:
+    """Run every check on a finished release.
+
+    Args:
+        described: the release.
+        planned: how its source would be exported to it; None without a source.
+        measured: its tables.
+        compared: what the logits showed.
+        digests: sha256 by weight file.
+        skips: check → reason.
+        clock: seconds.
+
+    Returns:
+        The results, in the order of CHECKS.
+    """
+    alone = "nothing to compare with (--against)"
+    absent = {"logits": compared.reason, "family": described.reason, "config": "no config.json", "plan": alone, "tokenizer": "none in it"}
+    absent["values"] = measured.witness.detail if planned else alone
+    evidence = replace(_evidence(described.folder, measured, compared, absent), expected=_expected(described.expected), digests=digests)
+    if planned is not None:
+        evidence = replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
+    return Judged(_run_all(CHECKS, evidence, skips, clock))
+
+
+def _evidence(folder: Path, measured: Measured, compared: Compared, absent: Mapping[str, str]) -> Evidence:
+    heard = [path for path in (measured.values if measured.witness.heard else None, compared.values) if path is not None]
+    return Evidence(
+        open_release(folder),
+        tensors=read_table(TensorTable, measured.tensors),
+        values=pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None,
+        witnesses=(measured.witness, *compared.witnesses),
+        logits=compared.comparisons,
+        reasons=absent,
+    )
 
 
 def _run_all(
@@ -102,8 +142,8 @@ def _run_all(
     )
 
 
-def _expected(planned: Planned) -> Expectation | None:
-    return expectation_from_json(planned.expected.read_text()) if planned.expected else None
+def _expected(stored: Path | None) -> Expectation | None:
+    return expectation_from_json(stored.read_text()) if stored else None
 
 
 def _planned_release(planned: Planned, assets: Path | None) -> Release:

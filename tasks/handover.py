@@ -67,6 +67,23 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Described:
+    """A finished folder of weights, before a tensor byte is read.
+
+    `expected` is a stored Expectation, None where `reason` says why there is none. `dtype` is the safetensors code of most of its values,
+    "" where nothing is stored; `holds_head` whether the head is stored; `has_config` whether a forward could be tried.
+    """
+
+    folder: Path
+    expected: Path | None
+    reason: str
+    dtype: str
+    holds_head: bool
+    has_config: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A release re-read from disk: paths of a TensorTable and a ValueTable, and the witness that was heard or not."""
 

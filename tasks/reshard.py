@@ -38,7 +38,9 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     """
     catalog = opened(ref).catalog
     config = read_config(request.assets)
-    choice = choose_family(request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: _describe(request.assets))
+    choice = choose_family(
+        request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: describe_unknown(request.assets)
+    )
     plan = make_plan(catalog, _plan_request(request, choice))
     path = folder / "plan.json"
     path.write_text(plan_to_json(plan))
@@ -85,9 +87,16 @@ def read_config(assets: Path | None, name: str = "config.json") -> Mapping[str, 
     return config
 
 
-def _describe(assets: Path | None) -> Expectation:
-    # Only called with a config, so with assets. Of an untied model, the embedding is the first tensor and the head the last with its shape.
-    assert assets is not None
+def describe_unknown(assets: Path | None) -> Expectation:
+    """Return what transformers' own model of a config holds, for an architecture that no family describes.
+
+    Args:
+        assets: folder of config.json.
+
+    Returns:
+        Names and shapes; of an untied model the embedding is the first tensor, and the head the last with its shape.
+    """
+    assert assets is not None  # only asked with a config
     found = describe_architecture(assets)
     kept, alias = found.tied[0] if found.tied else (next(iter(found.shapes), ""), "")
     alike = [name for name, shape in found.shapes.items() if name != kept and shape == found.shapes.get(kept)]

@@ -1,0 +1,195 @@
+"""The gate: one verdict on a finished folder of weights, before anyone serves it. Nothing is written but the report."""
+
+import os
+import shutil
+from pathlib import Path
+
+from prefect import flow
+
+from flows.requests import GateRequest
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
+from reports.errors import RequestError
+from reports.model import Omission, Report
+from reports.write import write_report
+from tasks.check import check_folder, measure_release, read_statistics
+from tasks.compare_logits import compare_logits, merge_uncast
+from tasks.engine.formats.readers import check_folder as check_source
+from tasks.gather import compare_recorded, describe_release, digest_files, measure_alone
+from tasks.handover import Compared, Described, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
+from tasks.load_shards import load_shards
+from tasks.reshard import reshard
+from tasks.sources import close_source
+from validators.check import has_tokenizer
+from validators.checks import CHECKS
+from validators.policy import REQUIRED_CHECKS, UNQUANTIZED
+
+_ONE_FILE = 10**15  # bytes per file of a plan that nobody writes
+
+
+class RejectedError(RedVerdictError):
+    """A check failed: the release is not accepted."""
+
+
+def check_request(request: GateRequest) -> None:
+    """Raise for what the request alone shows to be wrong; reads nothing but the names of files.
+
+    Args:
+        request: what to judge.
+
+    Raises:
+        ReleaseError: a path is missing or of the wrong kind, or a check is unknown.
+    """
+    release = request.release
+    if not release.is_dir():
+        what = "is a file, not a folder" if release.exists() else "does not exist"
+        raise RequestError(what, where=str(release), remedy="Give the folder of config.json and weights.")
+    if not os.access(release, os.R_OK | os.X_OK):
+        raise RequestError("cannot be read", where=str(release), remedy="Change its permissions.")
+    if request.runs.resolve().is_relative_to(release.resolve()):
+        raise RequestError(
+            "lies inside the release", where=f"--runs {request.runs}", remedy="Choose another --runs: a gate changes nothing."
+        )
+    if request.against is not None:
+        check_source(request.against)
+    if request.golden is not None and not request.golden.is_file():
+        what = "is a folder, not a file" if request.golden.exists() else "does not exist"
+        raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
+    unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
+    if unknown:
+        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
+
+
+def gate_line(request: GateRequest, run: Run) -> Outcome:
+    """Judge a release.
+
+    Args:
+        request: what to judge, and what to hold it against.
+        run: how tasks are called, where the report goes.
+
+    Returns:
+        The outcome of a green run.
+
+    Raises:
+        RejectedError: a check failed.
+        ReleaseError: the work could not be done.
+    """
+    check_request(request)
+    call, folder = run.runner.call, request.release.absolute()
+    described = run.phase("describe", lambda: call(describe_release, folder, request.family, run.folder))
+    digests = run.phase("digest", lambda: call(digest_files, folder, request.workers), nbytes_read=described.nbytes)
+    loaded, planned = _plan_source(request, run, described)
+    measured = run.phase("measure", lambda: _measure(request, run, described, loaded, planned), nbytes_read=described.nbytes)
+    compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
+    judged = run.phase("check", lambda: call(check_folder, described, planned, measured, compared, digests, request.skips, run.clock))
+    outcome = _report(request, run, judged, measured, compared, loaded)
+    if not outcome.verdict.green:
+        raise RejectedError(outcome)
+    return outcome
+
+
+def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[Loaded | None, Planned | None]:
+    if request.against is None:
+        return None, None
+    ref = SourceRef(request.against.absolute(), (), request.step)
+    loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
+    assets = described.folder if described.has_config else None
+    family = request.family if described.expected else "none"
+    dtype = described.dtype if described.dtype in UNQUANTIZED else ""
+    wanted = ModelRequest(assets, family, dtype, (), described.holds_head, _ONE_FILE)
+    return loaded, run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
+
+
+def _measure(request: GateRequest, run: Run, described: Described, loaded: Loaded | None, planned: Planned | None) -> Measured:
+    if loaded is None or planned is None:
+        return run.runner.call(measure_alone, described.folder, run.folder, request.workers)
+    return run.runner.call(measure_release, described.folder, planned, loaded.roots, run.folder, request.workers)
+
+
+def _compare(request: GateRequest, run: Run, described: Described, loaded: Loaded | None, planned: Planned | None) -> Compared:
+    call, folder = run.runner.call, described.folder
+    if "logits" in request.skips:
+        return Compared(reason=f"--skip: {request.skips['logits']}")
+    if not described.has_config:
+        return Compared(reason="no config to run the model with")
+    if loaded is None or planned is None:
+        if request.golden is None:
+            return Compared(reason="nothing to compare with (--golden, --against)")
+        return call(compare_recorded, described, run.folder, request.golden, request.witness_memory)
+    tokenizer = folder if has_tokenizer(folder) and "tokenizer" not in request.skips else None
+    merged = folder if planned.uncast is None else call(merge_uncast, loaded, planned, run.folder / "merged")
+    try:
+        return call(compare_logits, loaded, planned, folder, merged, run.folder, request.golden, tokenizer, request.witness_memory)
+    finally:
+        if merged != folder:
+            shutil.rmtree(merged)
+
+
+def _report(request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, loaded: Loaded | None) -> Outcome:
+    report = Report(
+        run_id=run.run_id,
+        kind="gate",
+        action="accepted",
+        subject=str(request.release.absolute()),
+        source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})" if loaded else "none given",
+        plan_digest="",
+        results=judged.results,
+        witnesses=(measured.witness, *compared.witnesses),
+        environment=run.environment,
+        started=run.started,
+        finished=now(),
+        logits=compared.comparisons,
+        tensors=read_statistics(measured.tensors),
+        phases=tuple(run.phases),
+        omissions=tuple(Omission(f"check {check}", reason, "request") for check, reason in request.skips.items()),
+        notes=loaded.notes if loaded else (),
+    )
+    paths = write_report(report, run.folder, REQUIRED_CHECKS)
+    _hand_out(request, paths.markdown, paths.junit)
+    return Outcome(report, paths, report.verdict(REQUIRED_CHECKS))
+
+
+def _hand_out(request: GateRequest, markdown: Path, junit: Path) -> None:
+    # To where a CI service looks: its JUnit file, and the summary of the step (GitHub names the file in the environment).
+    if request.junit is not None:
+        request.junit.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(junit, request.junit)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(markdown.read_text(encoding="utf-8") + "\n")
+
+
+@flow(name="release gate", flow_run_name="gate {request.release.name}", validate_parameters=True)
+def release_gate(request: GateRequest) -> str:
+    """Judge a finished folder of release weights: one verdict.
+
+    Args:
+        request: what to judge, and what to hold it against.
+
+    Returns:
+        Path of the HTML report.
+    """
+    try:
+        outcome = run_gate(request, PrefectRunner())
+    except RejectedError as red:
+        red.outcome.show()
+        raise
+    outcome.show()
+    return str(outcome.paths.html)
+
+
+def run_gate(request: GateRequest, runner: Runner) -> Outcome:
+    """Judge a release in a new run folder.
+
+    Args:
+        request: what to judge.
+        runner: how tasks are called.
+
+    Returns:
+        The outcome of a green run.
+    """
+    check_request(request)
+    try:
+        return gate_line(request, Run.create("gate", request.runs, runner))
+    finally:
+        close_source()

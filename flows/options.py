@@ -1,0 +1,40 @@
+"""The options that several commands share: one help text each."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SourceArg = Annotated[
+    Path, typer.Argument(help="The checkpoint: its folder, or a training run's root with several steps.", show_default=False)
+]
+StepOption = Annotated[int | None, typer.Option(help="Step of a run's root. [default: the newest complete one]", show_default=False)]
+AlsoOption = Annotated[
+    list[Path] | None, typer.Option(help="Another root of the same save (node-local disks). May be repeated.", show_default=False)
+]
+AssetsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of config.json and tokenizer. [default: the checkpoint, if it holds a config]", show_default=False),
+]
+FamilyOption = Annotated[
+    str, typer.Option(help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, gpt2.")
+]
+DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN=REASON", help="Leave source tensors out on purpose. May be repeated.", show_default=False),
+]
+TiedOption = Annotated[bool, typer.Option("--keep-tied-head", help="Write the head of a tied model as well.")]
+FileOption = Annotated[str, typer.Option(help="Tensor bytes per output file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+GoldenOption = Annotated[
+    Path | None,
+    typer.Option(help="safetensors file of input_ids and logits the trainer recorded: proves the mapping.", show_default=False),
+]
+SkipOption = Annotated[
+    list[str] | None, typer.Option(metavar="CHECK=REASON", help="Leave a check out on purpose. May be repeated.", show_default=False)
+]
+MemoryOption = Annotated[str, typer.Option(help="Memory the logits comparison may use; beyond it, disk offload.")]
+RunsOption = Annotated[
+    Path | None, typer.Option(help="Where run folders go. [default: $SHARDWRIGHT_RUNS, else ./runs]", show_default=False)
+]
