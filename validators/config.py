@@ -31,7 +31,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "intermediate": ("intermediate_size", "n_inner"),
         "moe_intermediate": ("moe_intermediate_size",),
         "vocabulary": ("vocab_size",),
-        "experts": ("num_local_experts", "num_experts"),
+        "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
         "eps": ("rms_norm_eps", "layer_norm_epsilon"),
         "positions": ("max_position_embeddings", "n_positions"),
     }
@@ -97,6 +97,7 @@ DIMS: Mapping[str, Sequence[_DimRow]] = MappingProxyType(
         "qwen3": _LLAMA,
         "qwen3_moe": (*_LLAMA, *_QWEN_MOE),
         "mixtral": (*_LLAMA, *_MIXTRAL),
+        "deepseek_v3": (*_LLAMA[:2], *_LLAMA[-3:], *_QWEN_MOE),
         "gpt2": _GPT2,
     }
 )
