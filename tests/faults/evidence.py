@@ -16,9 +16,9 @@ from validators.expectation import Evidence
 PAGE = Path(__file__).parents[2] / "docs/faults-by-evidence.md"
 HEAD = """# What it takes to see each planted fault
 
-Written by `make faults`; `tests/faults/test_faults.py` holds every row. A fault is planted into a sound release, and the checks are run four
-times: on the folder's bytes alone; with its config and tokenizer; against the values of the source as well; and on logits, without the source.
-**yes**: an error turned the verdict (or, for a fault that is only warned of, the warning came).
+Written by `make faults`; `tests/faults/test_faults.py` holds every row. A fault is planted into a sound release, and the checks are run
+four times: on the folder's bytes alone; with its config and tokenizer; against the values of the source as well; and on logits, without the
+source. **yes**: an error turned the verdict (or, for a fault that is only warned of, the warning came).
 """
 
 
