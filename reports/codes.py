@@ -48,8 +48,25 @@ _FILES: dict[str, Code] = {
     "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
     "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
     "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
-    "files.manifest-mismatch": Code("the manifest and the files disagree", _EXPORT_AGAIN),
-    "files.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
+}
+
+_MANIFEST: dict[str, Code] = {
+    "manifest.invalid": Code("the manifest is absent or no manifest", _EXPORT_AGAIN),
+    "manifest.uncommitted": Code(
+        "no commit marker: the export did not finish, or the copy did not", "Copy the whole release, or export again."
+    ),
+    "manifest.replaced": Code("the manifest is not the one that was committed", _EXPORT_AGAIN),
+    "manifest.missing": Code("a file the manifest lists is absent", "Fetch the release again."),
+    "manifest.size": Code("a file has not the manifest's size", "The file was changed after the export: fetch it again."),
+    "manifest.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
+    "manifest.unlisted": Code("a file that the manifest does not list", "Remove the file: it is no part of what was checked."),
+}
+
+_SECRETS: dict[str, Code] = {
+    "secrets.credential": Code("a credential in a text file", "Revoke it, then remove it from the file and its history."),
+    "secrets.machine-path": Code(
+        "a path of somebody's machine or storage in a setting", "Set the field to the model's public name.", "warning"
+    ),
 }
 
 _INVENTORY: dict[str, Code] = {
@@ -168,7 +185,7 @@ _LOGITS: dict[str, Code] = {
 }
 
 CODES: Mapping[str, Code] = MappingProxyType(
-    _FILES | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
+    _FILES | _MANIFEST | _SECRETS | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
 )
 
 

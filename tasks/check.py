@@ -84,6 +84,7 @@ def check_release(
         expected=_expected(planned.expected),
         plan=read_table(PlanTable, planned.table),
         dtype=planned.release_dtype if planned.uncast else "",
+        in_stage=True,
     )
     return Judged(_run_all(CHECKS, evidence, skips, clock))
 

@@ -1,10 +1,12 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators import config, experts, files, finite, inventory, logits, shapes, tied, tokenizer, values
+from validators import config, experts, files, finite, inventory, logits, manifest, secrets, shapes, tied, tokenizer, values
 from validators.check import Check
 
 CHECKS: tuple[Check, ...] = (
     files.CHECK,
+    manifest.CHECK,
+    secrets.CHECK,
     inventory.CHECK,
     shapes.CHECK,
     config.CHECK,

@@ -91,6 +91,7 @@ class Evidence:
     `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable (validators.tables). `dtype` is the release dtype code asked
     for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in. `reasons` says, per need,
     why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name.
+    `in_stage` says that the release is complete but not committed yet.
     """
 
     release: Release
@@ -103,6 +104,7 @@ class Evidence:
     dtype: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    in_stage: bool = False
 
 
 _STORED = TypeAdapter(Expectation)

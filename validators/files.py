@@ -1,8 +1,7 @@
-"""Files, headers, index and manifest agree with each other, byte for byte. Reads no tensor value.
+"""Files, headers and index agree with each other, byte for byte. Reads no tensor value.
 
 A sound weight file: 8 bytes, a header, then tensors back to back from offset 0 to the last byte, each as long as shape and dtype say,
-`format: pt` in the metadata. The index names every tensor with the file it is in, and no other; no weights lie beside it. A manifest has
-`files: {name: {"sha256", "nbytes"}}`; digests are judged when they were computed (Evidence.digests).
+`format: pt` in the metadata. The index names every tensor with the file it is in, and no other; no weights lie beside it.
 
 Source: safetensors 0.8 README, format section; transformers' index (`weight_map`, `metadata.total_size`).
 """
@@ -22,10 +21,10 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def examine(evidence: Evidence) -> Outcome:
-    """Judge every file of the release, the index and the manifest.
+    """Judge every file of the release, and the index.
 
     Args:
-        evidence: headers; digests when they were computed.
+        evidence: headers.
 
     Returns:
         Findings, and the number of files looked at.
@@ -37,14 +36,12 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_names(release),
         *_judge_index(release),
         *_judge_strays(release),
-        *_judge_manifest(release, evidence.digests),
     ]
     stored = list(release.stored())
     measured = {
         "files": len(release.files),
         "tensors": len(stored),
         "tensor_nbytes": sum(tensor.stop - tensor.start for tensor in stored),
-        "digests": len(evidence.digests),
     }
     return Outcome(tuple(findings), len(release.files) + len(release.malformed), measured)
 
@@ -140,25 +137,6 @@ def _judge_strays(release: Release) -> Iterator[Finding]:
     for name in release.others:
         if name.endswith(PICKLE_SUFFIXES):
             yield finding("files.pickle", name, expected="safetensors only", found="a pickle format")
-
-
-def _judge_manifest(release: Release, digests: Mapping[str, str]) -> Iterator[Finding]:
-    entries = release.manifest.get("files")
-    if not isinstance(entries, Mapping):
-        return
-    present = {file.name: file.nbytes for file in release.files}
-    for name, entry in entries.items():
-        if not isinstance(entry, Mapping):
-            yield finding("files.manifest-mismatch", name, expected="sha256 and nbytes", found=f"{entry}")
-            continue
-        if name in present and entry.get("nbytes") != present[name]:
-            yield finding("files.manifest-mismatch", name, expected=f"{entry.get('nbytes')} bytes", found=f"{present[name]} bytes")
-        if name not in present and name not in release.others:
-            yield finding("files.manifest-mismatch", name, expected="a file", found="absent")
-        if name in digests and digests[name] != entry.get("sha256"):
-            yield finding("files.digest", name, expected=f"sha256 {entry.get('sha256')}", found=f"sha256 {digests[name]}")
-    for name in sorted(set(present) - set(entries)):
-        yield finding("files.manifest-mismatch", name, expected="listed in the manifest", found="not listed")
 
 
 def weight_map(release: Release) -> Mapping[str, str] | None:

@@ -16,6 +16,9 @@ MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 INDEX_NAME = "model.safetensors.index.json"
 MANIFEST_NAME = "shardwright.json"
 MARKER_NAME = "shardwright.committed"
+# What git and the hub's client keep for themselves inside a folder of weights, and what an export keeps in its stage: no part of a release.
+_BOOKKEEPING = (".git/", ".gitattributes", ".gitignore", ".cache/huggingface/")
+STAGE_FOLDER = ".progress/"
 _PREFIX = struct.Struct("<Q")
 
 
@@ -95,13 +98,9 @@ class _Folder:
     def parse_json(self, path: Path) -> Mapping[str, object]:
         if not path.is_file():
             return {}
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            self.malformed.append(Malformed(path.name, f"not readable as JSON: {error}"))
-            return {}
-        if not isinstance(value, dict):
-            self.malformed.append(Malformed(path.name, "JSON, but not an object"))
+        value = parse_json_object(path)
+        if isinstance(value, str):
+            self.malformed.append(Malformed(path.name, value))
             return {}
         return value
 
@@ -134,6 +133,34 @@ def open_release(folder: Path) -> Release:
         malformed=tuple(found.malformed),
         assets=folder,
     )
+
+
+def is_bookkeeping(name: str) -> bool:
+    """Return whether a file belongs to git or to the hub's client and not to the release.
+
+    Args:
+        name: relative to the release's folder.
+
+    Returns:
+        Whether no loader reads it and no upload carries it.
+    """
+    return name.startswith(_BOOKKEEPING)
+
+
+def parse_json_object(path: Path) -> Mapping[str, object] | str:
+    """Return the JSON object in a file that nobody vouches for.
+
+    Args:
+        path: a file.
+
+    Returns:
+        The object, or why there is none.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        return f"not readable as JSON: {error}"
+    return value if isinstance(value, dict) else "JSON, but not an object"
 
 
 def read_header(path: Path, name: str) -> WeightFile:

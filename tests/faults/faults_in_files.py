@@ -1,4 +1,4 @@
-"""Planted faults of files, headers, index and manifest, and of names. Numbers in comments are rows of the public catalogue of faults."""
+"""Planted faults of files, headers and index, and of names. Numbers in comments are rows of the public catalogue of faults."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.builders.editing import INDEX, Tensors, edit_header, edit_json, edit_tensors, first_file, set_fields, write_json
+from tests.builders.editing import INDEX, Tensors, edit_header, edit_json, edit_tensors, first_file, set_fields
 from tests.faults.planting import Fault
 
 LAYER = "model.layers.1."
@@ -90,13 +90,6 @@ def add_pickle(folder: Path) -> None:
     torch.save({"w": torch.zeros(2)}, folder / "pytorch_model.bin")
 
 
-def write_manifest(folder: Path, **changes: object) -> None:
-    path = first_file(folder)
-    entry = {"nbytes": path.stat().st_size, "sha256": "0" * 64} | changes
-    others = [other for other in folder.glob("*.safetensors") if other != path]
-    write_json(folder / "shardwright.json", {"files": {path.name: entry, **{o.name: {"nbytes": o.stat().st_size} for o in others}}})
-
-
 def drop(*parts: str):
     def change(tensors: Tensors) -> None:
         for name in [name for name in tensors if any(part in name for part in parts)]:
@@ -174,8 +167,6 @@ FAULTS = (
         "stale_single_file", "dense", "files.stray-weights", lambda folder: shutil.copy(first_file(folder), folder / "model.safetensors")
     ),  # 56
     Fault("pickle_payload", "dense", "files.pickle", add_pickle),  # 61
-    Fault("manifest_of_other_size", "dense", "files.manifest-mismatch", lambda folder: write_manifest(folder, nbytes=7)),
-    Fault("changed_after_manifest", "dense", "files.digest", write_manifest),
     Fault("tensor_missing", "dense", "inventory.missing", drop(f"{LAYER}mlp.up_proj")),
     Fault("last_layer_lost", "dense", "inventory.missing", drop(".layers.3.")),  # 22
     Fault("extra_random_layer", "dense", "inventory.unexpected", lambda folder: edit_tensors(folder, add_random_layer)),

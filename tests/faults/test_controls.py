@@ -14,7 +14,7 @@ from tests.faults.faults_in_weights import cast, fill_all, swap
 from tests.faults.planting import gather, judge_all
 from validators.release import open_release
 
-SKIPPED_WITHOUT_LOGITS = {"logits"}
+SKIPPED_WITHOUT_LOGITS = {"logits", "manifest"}
 
 
 def assert_sound(results, *, skipped=SKIPPED_WITHOUT_LOGITS):
@@ -67,7 +67,7 @@ def test_honest_cast_passes_the_logits(name, row, sound, tmp_path):
     shutil.copytree(sound[name].folder, folder)
     cast(torch.bfloat16)(folder)
     set_fields(folder / "config.json", dtype="bfloat16")
-    assert_sound(judge_all(gather(folder, sound[name].folder, sound[name], dtype="BF16", logits=row)), skipped=())
+    assert_sound(judge_all(gather(folder, sound[name].folder, sound[name], dtype="BF16", logits=row)), skipped={"manifest"})
 
 
 def test_same_weights_in_one_file_pass(sound, tmp_path):
@@ -120,6 +120,14 @@ def test_without_family_values_tables_or_tokenizer_the_checks_say_why_they_are_s
     skipped = {result.check: result.reason for result in results if result.status == "skipped"}
     assert skipped == {
         **dict.fromkeys(["inventory", "shapes", "tied", "experts"], "family none"),
-        **{"values": "source not given", "finite": "no tensor measured", "tokenizer": "none given", "logits": "no logits compared"},
+        **{
+            "manifest": "not made by `shardwright export`",
+            "values": "source not given",
+            "finite": "no tensor measured",
+            "tokenizer": "none given",
+            "logits": "no logits compared",
+        },
     }
-    assert {result.check: result.status for result in results if result.status != "skipped"} == {"files": "passed", "config": "passed"}
+    assert {result.check: result.status for result in results if result.status != "skipped"} == dict.fromkeys(
+        ["files", "secrets", "config"], "passed"
+    )

@@ -112,7 +112,7 @@ def test_bytes_that_differ_from_the_manifest_are_caught_without_a_reference(rele
     _edit(release, "model.norm.weight", lambda values: values * 1.5)
     with pytest.raises(RejectedError) as red:
         _gate(release)
-    assert "files.digest" in _codes(red.value.outcome)
+    assert "manifest.digest" in _codes(red.value.outcome)
 
 
 def test_nan_stays_visible_in_the_report(release):
