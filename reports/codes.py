@@ -184,8 +184,27 @@ _LOGITS: dict[str, Code] = {
     "logits.no-positions": Code("no position was compared", "Give a batch of at least one token."),
 }
 
+_SENSITIVITY: dict[str, Code] = {
+    "sensitivity.missed": Code(
+        "a fault planted into the evidence was caught by no check",
+        "Do not rely on this verdict: run the checks that were skipped, and hand in what they need.",
+    ),
+}
+
 CODES: Mapping[str, Code] = MappingProxyType(
-    _FILES | _MANIFEST | _SECRETS | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
+    _FILES
+    | _MANIFEST
+    | _SECRETS
+    | _INVENTORY
+    | _SHAPES
+    | _FINITE
+    | _TIED
+    | _EXPERTS
+    | _VALUES
+    | _TOKENIZER_CODES
+    | _CONFIG_CODES
+    | _LOGITS
+    | _SENSITIVITY
 )
 
 
