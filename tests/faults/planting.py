@@ -59,6 +59,11 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
 
 def judge(fault: Fault, sound: SoundRelease, scratch: Path) -> list[CheckResult]:
     """Plant a fault in a copy of a sound release and return what every check says."""
+    return judge_all(plant_and_gather(fault, sound, scratch))
+
+
+def plant_and_gather(fault: Fault, sound: SoundRelease, scratch: Path) -> Evidence:
+    """Plant a fault in a copy of a sound release and return all evidence of it."""
     source, folder = sound.folder, scratch / "release"
     if fault.prepare:
         source = scratch / "source"
@@ -67,7 +72,7 @@ def judge(fault: Fault, sound: SoundRelease, scratch: Path) -> list[CheckResult]
     shutil.copytree(source, folder)
     fault.plant(folder)
     evidence = gather(folder, source, sound, dtype=fault.dtype, logits=fault.logits)
-    return judge_all(fault.amend(evidence) if fault.amend else evidence)
+    return fault.amend(evidence) if fault.amend else evidence
 
 
 def judge_all(evidence: Evidence) -> list[CheckResult]:

@@ -44,8 +44,10 @@ def test_product_measures_as_torch_does_on_whole_tensors(name, plant, sound, tmp
     compared = ~evidence.values["name"].isin(sound[name].expected.keep_fp32)  # planned in fp32, so not compared with a cast one
     for ours, theirs in ((evidence.tensors, measure_tensors(folder)), (evidence.values[compared], measure_values(folder, source))):
         ours, theirs = (table.set_index("name").sort_index() for table in (ours, theirs))
-        shared = [column for column in theirs.columns if column != "relative_error"]
-        pd.testing.assert_frame_equal(ours[shared], theirs.loc[ours.index, shared], check_dtype=False, rtol=1e-9)
+        sums = [column for column in theirs.columns if column in ("rms", "mean")]  # six digits
+        exact = [column for column in theirs.columns if column not in ("relative_error", *sums)]
+        pd.testing.assert_frame_equal(ours[exact], theirs.loc[ours.index, exact], check_dtype=False, rtol=1e-9)
+        pd.testing.assert_frame_equal(ours[sums], theirs.loc[ours.index, sums], check_dtype=False, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("code", "dtype"), [("BF16", torch.bfloat16), ("F16", torch.float16)])
