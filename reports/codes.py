@@ -47,7 +47,23 @@ _FILES: dict[str, Code] = {
     "files.index-unlisted": Code("a stored tensor is not in the index, so no loader reads it", _EXPORT_AGAIN),
     "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
     "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
+    "files.duplicate-key": Code("a key stands twice in a weight file's header; readers choose different ones", _EXPORT_AGAIN),
     "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
+    "files.executable": Code("a program: no part of a release", "Remove the file."),
+    "files.half-written": Code("what a writer left when it was stopped", "Remove it, and look whether the file it was meant for is whole."),
+    "files.adapter": Code("an adapter beside merged weights; loaders put it on top of them", "Remove it, or publish it by itself."),
+    "files.adapter-tensor": Code("a tensor under an adapter's name, in a model of no known family", "Merge the adapter first.", "warning"),
+    "files.link-broken": Code("a link that leads nowhere", "Copy the file itself."),
+    "files.link-outside": Code(
+        "a link out of the folder: it breaks, or changes, when the folder is copied", "Copy the file itself.", "warning"
+    ),
+    "files.remote-code": Code(
+        "loading this model runs code that is not the loader's", "Read that code before anyone trusts it.", "warning"
+    ),
+    "files.script": Code("code that loading does not need", "Remove the file, or name it in auto_map.", "warning"),
+    "files.training-state": Code("state of a training run", "Remove it: it is large, and tells of the run.", "warning"),
+    "files.other-format": Code("weights in a format that is not judged here", "Publish them by themselves.", "warning"),
+    "files.leftover": Code("a leftover of an editor or a system", "Remove the file.", "warning"),
 }
 
 _MANIFEST: dict[str, Code] = {

@@ -2,6 +2,7 @@
 
 A sound weight file: 8 bytes, a header, then tensors back to back from offset 0 to the last byte, each as long as shape and dtype say,
 `format: pt` in the metadata. The index names every tensor with the file it is in, and no other; no weights lie beside it.
+What else lies in the folder is judged in validators.beside.
 
 Source: safetensors 0.8 README, format section; transformers' index (`weight_map`, `metadata.total_size`).
 """
@@ -12,12 +13,12 @@ from math import prod
 
 from reports.codes import finding
 from reports.model import Finding
+from validators.beside import judge_beside
 from validators.check import Check, Outcome
 from validators.expectation import ITEMSIZE, Evidence
 from validators.release import INDEX_NAME, Release, WeightFile
 
 SINGLE_NAME = "model.safetensors"  # the one name loaders find without an index
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -36,6 +37,7 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_names(release),
         *_judge_index(release),
         *_judge_strays(release),
+        *judge_beside(evidence),
     ]
     stored = list(release.stored())
     measured = {
@@ -57,6 +59,10 @@ def _judge_malformed(release: Release) -> Iterator[Finding]:
 def _judge_layout(file: WeightFile) -> Iterator[Finding]:
     if file.metadata.get("format") != "pt":
         yield finding("files.no-format", file.name, expected="format: pt", found=f"metadata {dict(file.metadata)}")
+    for name in file.twice:
+        yield finding(
+            "files.duplicate-key", f"{file.name}: {name}", expected="once in the header", found="more than once: readers differ in which"
+        )
     cursor = 0
     for tensor in file.tensors:
         where = f"{file.name}: {tensor.name}"
@@ -134,9 +140,6 @@ def _judge_strays(release: Release) -> Iterator[Finding]:
             yield finding("files.index-missing", INDEX_NAME, expected=f"an index, or one {SINGLE_NAME}", found=f"{len(names)} weight files")
     for stray in sorted(set(names) - known):
         yield finding("files.stray-weights", stray, expected="only files the index names", found="weights no loader is told of")
-    for name in release.others:
-        if name.endswith(PICKLE_SUFFIXES):
-            yield finding("files.pickle", name, expected="safetensors only", found="a pickle format")
 
 
 def weight_map(release: Release) -> Mapping[str, str] | None:

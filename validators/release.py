@@ -8,7 +8,8 @@ What cannot be parsed does not raise: it becomes a `Malformed` row for the `file
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,13 +37,14 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One safetensors file. `nbytes` is its size; the data section starts at `data_start`."""
+    """One safetensors file. `nbytes` is its size; the data section starts at `data_start`; `twice` are keys its header holds again."""
 
     name: str
     nbytes: int
     data_start: int
     tensors: tuple[StoredTensor, ...]
     metadata: Mapping[str, str]
+    twice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def open_release(folder: Path) -> Release:
         if name.endswith(".safetensors"):
             try:
                 found.files.append(read_header(folder / name, name))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 found.malformed.append(Malformed(name, str(error)))
     return Release(
         folder,
@@ -175,6 +177,7 @@ def read_header(path: Path, name: str) -> WeightFile:
 
     Raises:
         ValueError: the header is absent, too long, not JSON, or its entries lack dtype, shape or offsets.
+        RecursionError: the JSON is nested without end.
     """
     nbytes = path.stat().st_size
     with path.open("rb") as file:
@@ -184,12 +187,24 @@ def read_header(path: Path, name: str) -> WeightFile:
         (length,) = _PREFIX.unpack(head)
         if length > min(MAX_HEADER_BYTES, nbytes - _PREFIX.size):
             raise ValueError(f"header says {length} bytes, the file has {nbytes}")
-        header = json.loads(file.read(length).decode("utf-8"))
+        text = file.read(length).decode("utf-8")
+    twice: list[str] = []
+    header = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, twice))
     if not isinstance(header, dict):
         raise ValueError("header is not a JSON object")  # noqa: TRY004  (one error for a bad header)
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ is not an object of strings")
     tensors = sorted((_stored(name, key, entry) for key, entry in header.items()), key=lambda t: (t.start, t.stop))
-    return WeightFile(name, nbytes, _PREFIX.size + length, tuple(tensors), metadata if isinstance(metadata, dict) else {})
+    return WeightFile(name, nbytes, _PREFIX.size + length, tuple(tensors), metadata, tuple(twice))
+
+
+def _object(pairs: Sequence[tuple[str, object]], twice: list[str]) -> dict[str, object]:
+    # JSON lets a key stand twice and readers choose; safetensors disallows it. The last counts here.
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice += sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return made
 
 
 def _stored(file: str, name: str, entry: object) -> StoredTensor:

@@ -1,11 +1,16 @@
-"""Planted faults of what lies in the folder beside weights and index: manifest and marker, credentials and paths."""
+"""Planted faults of what lies in the folder beside weights and index: strays, manifest and marker, credentials and paths."""
 
 import hashlib
+import io
 import json
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from tests.builders.editing import edit_json, first_file, set_fields, write_json
+import torch
+
+from tests.builders.editing import edit_json, edit_tensors, first_file, set_fields, write_json
 from tests.faults.planting import Fault
 
 MANIFEST, MARKER = "shardwright.json", "shardwright.committed"
@@ -72,6 +77,89 @@ def write(name: str, text: str) -> Callable[[Path], None]:
     return plant
 
 
+def put(name: str, raw: bytes = b"\0\1") -> Callable[[Path], None]:
+    """Return a planter that writes a file's bytes."""
+
+    def plant(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(raw)
+
+    return plant
+
+
+def saved(*, zipped: bool) -> bytes:
+    """Return what torch.save writes."""
+    buffer = io.BytesIO()
+    torch.save({"w": torch.zeros(2)}, buffer, _use_new_zipfile_serialization=zipped)
+    return buffer.getvalue()
+
+
+def link_out(name: str) -> Callable[[Path], None]:
+    """Return a planter that moves a file out of the folder and links to it."""
+
+    def plant(folder: Path) -> None:
+        moved = (folder / name).rename(folder.parent / f"moved-{name}")
+        (folder / name).symlink_to(moved)
+
+    return plant
+
+
+def name_code(*references: object, file: str = "config.json") -> Callable[[Path], None]:
+    """Return a planter that names code in an auto_map and puts a module beside it."""
+
+    def plant(folder: Path) -> None:
+        set_fields(folder / file, auto_map={f"Auto{index}": reference for index, reference in enumerate(references)})
+        (folder / "modeling_own.py").write_text("class Own: ...\n")
+
+    return plant
+
+
+STRAYS = (
+    Fault("pickle_payload", "dense", "files.pickle", put("pytorch_model.bin", saved(zipped=True))),  # 61
+    Fault("pickle_in_a_folder", "dense", "files.pickle", put("original/consolidated.00.PTH")),  # 61
+    Fault("pickle_under_another_name", "dense", "files.pickle", put("vocab.dat", pickle.dumps({"a": 1}))),
+    Fault("torch_zip_under_another_name", "dense", "files.pickle", put("weights.dat", saved(zipped=True))),
+    Fault("torch_legacy_under_another_name", "dense", "files.pickle", put("weights", saved(zipped=False))),
+    Fault("shared_library", "dense", "files.executable", put("libattn.so.1")),
+    Fault("elf_under_another_name", "dense", "files.executable", put("run", b"\x7fELF\2\1\1" + bytes(40))),
+    Fault("windows_program_under_another_name", "dense", "files.executable", put("setup.dat", b"MZ\x90\0" + bytes(60))),
+    Fault("shell_script", "dense", "files.script", write("serve.sh", "python -m http.server\n")),
+    Fault("script_under_another_name", "dense", "files.script", write("convert", "#!/usr/bin/env python3\n")),
+    Fault("code_that_nothing_names", "dense", "files.script", write("modeling_own.py", "class Own: ...\n")),
+    Fault("code_named_by_config", "dense", "files.remote-code", name_code("modeling_own.Own")),
+    Fault("code_of_another_repository", "dense", "files.remote-code", name_code("someone/else--modeling.Own")),
+    Fault("code_named_by_tokenizer", "dense", "files.remote-code", name_code(["own.Own", None], file="tokenizer_config.json")),
+    Fault("half_written_shard", "dense", "files.half-written", put("model-00001-of-00004.safetensors.tmp")),  # 88
+    Fault("interrupted_download", "dense", "files.half-written", put("tokenizer.model.incomplete")),
+    Fault("stage_left", "dense", "files.half-written", write(".progress/model.safetensors.json", "{}")),
+    Fault("stage_inside", "dense", "files.half-written", write(".out.shardwright-0123456789abcdef/config.json", "{}")),
+    Fault("adapter_config_left", "dense", "files.adapter", write("adapter_config.json", '{"peft_type": "LORA"}')),  # 60
+    Fault("adapter_weights_left", "dense", "files.adapter", put("adapter_model.bin")),  # 60
+    Fault(
+        "lora_in_unknown_model",
+        "dense",
+        "files.adapter-tensor",
+        lambda folder: edit_tensors(
+            folder, lambda held: held.update({"model.layers.0.self_attn.q_proj.lora_A.weight": torch.randn(4, 64)})
+        ),
+        amend=lambda evidence: replace(evidence, expected=None),
+    ),  # 60
+    Fault("optimizer_left", "dense", "files.training-state", put("optimizer.pt")),
+    Fault("trainer_state_left", "dense", "files.training-state", write("trainer_state.json", "{}")),
+    Fault("rng_left", "dense", "files.training-state", put("rng_state_3.pth")),
+    Fault("zero_states_left", "dense", "files.training-state", put("global_step7/mp_rank_00_model_states.pt")),
+    Fault("dcp_left", "dense", "files.training-state", put("__0_0.distcp")),
+    Fault("gguf_beside", "dense", "files.other-format", put("model-q4.gguf")),
+    Fault("index_of_other_format", "dense", "files.other-format", write("pytorch_model.bin.index.json", "{}")),
+    Fault("editor_backup", "dense", "files.leftover", write("config.json.bak", "{}")),
+    Fault("notebook_checkpoints", "dense", "files.leftover", write(".ipynb_checkpoints/README-checkpoint.md", "x")),
+    Fault("link_broken", "dense", "files.link-broken", lambda folder: (folder / "LICENSE").symlink_to("../LICENSE-of-base")),
+    Fault("link_to_itself", "dense", "files.link-broken", lambda folder: (folder / "LICENSE").symlink_to("LICENSE")),
+    Fault("link_out_of_the_folder", "dense", "files.link-outside", link_out("tokenizer.json")),
+    Fault("weights_linked_from_elsewhere", "dense", "files.link-outside", link_out("model-00001-of-00004.safetensors")),
+    Fault("special_tokens_emptied", "dense", "files.zero-length", write("added_tokens.json", "")),  # 88
+)
+
 MANIFESTS = (
     Fault("weight_changed_by_a_bit_after_export", "dense", "manifest.digest", signed(flip_bit)),
     Fault("config_changed_after_export", "dense", "manifest.digest", signed(append_space("config.json"))),
@@ -123,4 +211,4 @@ SECRETS = (
     ),
 )
 
-FAULTS = (*MANIFESTS, *SECRETS)
+FAULTS = (*STRAYS, *MANIFESTS, *SECRETS)
