@@ -86,7 +86,7 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
         evidence = (described, loaded, planned, measured, compared, digests)
         proof = run.phase("prove", lambda: call(prove, *evidence, request.skips, request.prove, run.folder / "planted"))
         judged = Judged((*judged.results, proof))
-    outcome = _report(request, run, judged, measured, compared, loaded)
+    outcome = _report(request, run, judged, measured, compared, (loaded, planned))
     if not outcome.verdict.green:
         raise RejectedError(outcome)
     return outcome
@@ -129,14 +129,17 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
             shutil.rmtree(merged)
 
 
-def _report(request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, loaded: Loaded | None) -> Outcome:
+def _report(
+    request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, source: tuple[Loaded | None, Planned | None]
+) -> Outcome:
+    loaded, planned = source
     report = Report(
         run_id=run.run_id,
         kind="gate",
         action="accepted",
         subject=str(request.release.absolute()),
         source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})" if loaded else "none given",
-        plan_digest="",
+        plan_digest=planned.digest if planned else "",
         results=judged.results,
         witnesses=(measured.witness, *compared.witnesses),
         environment=run.environment,
