@@ -165,6 +165,23 @@ def parse_json_object(path: Path) -> Mapping[str, object] | str:
     return value if isinstance(value, dict) else "JSON, but not an object"
 
 
+def keys_twice(path: Path) -> tuple[str, ...]:
+    """Return the keys that stand more than once in one object of a JSON file.
+
+    Args:
+        path: a file; one that is absent or no JSON holds none.
+
+    Returns:
+        Keys, as often as they are repeated somewhere.
+    """
+    twice: list[str] = []
+    try:
+        json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(pairs, twice))
+    except (OSError, ValueError, RecursionError):
+        return ()  # reported as what cannot be parsed
+    return tuple(twice)
+
+
 def read_header(path: Path, name: str) -> WeightFile:
     """Return the header of one safetensors file, without judging its offsets.
 
