@@ -17,6 +17,7 @@ from tasks.engine.formats.readers import check_folder as check_source
 from tasks.gather import compare_recorded, describe_release, digest_files, measure_alone
 from tasks.handover import Compared, Described, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
 from tasks.load_shards import load_shards
+from tasks.prove import prove
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
@@ -81,7 +82,11 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
     measured = run.phase("measure", lambda: _measure(request, run, described, loaded, planned), nbytes_read=described.nbytes)
     compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
     judged = run.phase("check", lambda: call(check_folder, described, planned, measured, compared, digests, request.skips, run.clock))
-    outcome = _report(request, run, judged, measured, compared, loaded)
+    if request.prove:
+        evidence = (described, loaded, planned, measured, compared, digests)
+        proof = run.phase("prove", lambda: call(prove, *evidence, request.skips, request.prove, run.folder / "planted"))
+        judged = Judged((*judged.results, proof))
+    outcome = _report(request, run, judged, measured, compared, (loaded, planned))
     if not outcome.verdict.green:
         raise RejectedError(outcome)
     return outcome
@@ -124,14 +129,17 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
             shutil.rmtree(merged)
 
 
-def _report(request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, loaded: Loaded | None) -> Outcome:
+def _report(
+    request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, source: tuple[Loaded | None, Planned | None]
+) -> Outcome:
+    loaded, planned = source
     report = Report(
         run_id=run.run_id,
         kind="gate",
         action="accepted",
         subject=str(request.release.absolute()),
         source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})" if loaded else "none given",
-        plan_digest="",
+        plan_digest=planned.digest if planned else "",
         results=judged.results,
         witnesses=(measured.witness, *compared.witnesses),
         environment=run.environment,

@@ -25,6 +25,7 @@ _SOURCE = "Look at this tensor in the checkpoint; if it is so there, export anot
 _REPORT = "Do not publish. Export again; if it comes back, report it with the run folder."
 _CONFIG = "Use the config.json the model was trained with."
 _TOKENIZER = "Hand in the tokenizer the model was trained with (--assets)."
+_COPIED = "A rank was read twice, or a layer offset is wrong: export again."
 _MAPPING = "The weights are not where the model looks for them: check --family and the source's naming, then export again."
 
 _FILES: dict[str, Code] = {
@@ -143,6 +144,15 @@ _EXPERTS: dict[str, Code] = {
     "experts.undeclared": Code("expert tensors in a model whose config declares none", _CONFIG),
 }
 
+_DUPLICATES: dict[str, Code] = {
+    "duplicates.unit": Code("a layer or expert is a copy of another", _COPIED),
+    "duplicates.near-unit": Code("a layer or expert is a copy of another but for rounding", _COPIED),
+    "duplicates.matrix": Code("a matrix is a copy of the same one in another layer or expert", _COPIED),
+    "duplicates.near": Code("nearer to a sibling than training explains", "Look whether the model was grown from copies.", "warning"),
+    "duplicates.shared": Code("all layers hold about the same matrix", "Look whether the model shares it by design.", "warning"),
+    "duplicates.source": Code("a copy in the source too", "Look whether the model was grown from copies.", "warning"),
+}
+
 _VALUES: dict[str, Code] = {
     "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
     "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
@@ -209,8 +219,28 @@ _LOGITS: dict[str, Code] = {
     "logits.no-positions": Code("no position was compared", "Give a batch of at least one token."),
 }
 
+_SENSITIVITY: dict[str, Code] = {
+    "sensitivity.missed": Code(
+        "a fault planted into the evidence was caught by no check",
+        "Do not rely on this verdict: run the checks that were skipped, and hand in what they need.",
+    ),
+}
+
 CODES: Mapping[str, Code] = MappingProxyType(
-    _FILES | _MANIFEST | _SECRETS | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
+    _FILES
+    | _MANIFEST
+    | _SECRETS
+    | _INVENTORY
+    | _SHAPES
+    | _FINITE
+    | _TIED
+    | _EXPERTS
+    | _DUPLICATES
+    | _VALUES
+    | _TOKENIZER_CODES
+    | _CONFIG_CODES
+    | _LOGITS
+    | _SENSITIVITY
 )
 
 

@@ -113,13 +113,31 @@ def check_folder(
     Returns:
         The results, in the order of CHECKS.
     """
+    return Judged(_run_all(CHECKS, gather_evidence(described, planned, measured, compared, digests), skips, clock))
+
+
+def gather_evidence(
+    described: Described, planned: Planned | None, measured: Measured, compared: Compared, digests: Mapping[str, str]
+) -> Evidence:
+    """Put together what is known of a finished release.
+
+    Args:
+        described: the release.
+        planned: how its source would be exported to it; None without a source.
+        measured: its tables.
+        compared: what the logits showed.
+        digests: sha256 by weight file.
+
+    Returns:
+        The evidence.
+    """
     alone = "nothing to compare with (--against)"
     absent = {"logits": compared.reason, "family": described.reason, "config": "no config.json", "plan": alone, "tokenizer": "none in it"}
     absent["values"] = measured.witness.detail if planned else alone
     evidence = replace(_evidence(described.folder, measured, compared, absent), expected=_expected(described.expected), digests=digests)
     if planned is not None:
         evidence = replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
-    return Judged(_run_all(CHECKS, evidence, skips, clock))
+    return evidence
 
 
 def _evidence(folder: Path, measured: Measured, compared: Compared, absent: Mapping[str, str]) -> Evidence:

@@ -124,6 +124,7 @@ def test_without_family_values_tables_or_tokenizer_the_checks_say_why_they_are_s
             "manifest": "not made by `shardwright export`",
             "values": "source not given",
             "finite": "no tensor measured",
+            "duplicates": "no tensor measured",
             "tokenizer": "none given",
             "logits": "no logits compared",
         },
