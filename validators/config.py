@@ -138,8 +138,8 @@ NAMED_ALIKE = frozenset(
         *(
             "bert",
             "roberta",
-            "xlm_roberta",
-            "deberta_v2",
+            "xlm-roberta",
+            "deberta-v2",
             "modernbert",
             "t5",
             "bart",
