@@ -205,6 +205,8 @@ def read_header(path: Path, name: str) -> WeightFile:
         if length > min(MAX_HEADER_BYTES, nbytes - _PREFIX.size):
             raise ValueError(f"header says {length} bytes, the file has {nbytes}")
         text = file.read(length).decode("utf-8")
+    if not text.startswith("{"):
+        raise ValueError("header does not begin with {")
     twice: list[str] = []
     header = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, twice))
     if not isinstance(header, dict):
@@ -228,8 +230,8 @@ def _stored(file: str, name: str, entry: object) -> StoredTensor:
     if not isinstance(entry, dict):
         raise ValueError(f"{name}: header entry is not an object")  # noqa: TRY004  (one error for a bad header)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    whole = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
-    spans = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) and n >= 0 for n in offsets)
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    spans = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int and n >= 0 for n in offsets)
     if not (isinstance(dtype, str) and whole and spans):
         raise ValueError(f"{name}: header entry without a valid dtype, shape and data_offsets")
     assert isinstance(shape, list)
