@@ -48,7 +48,7 @@ _FILES: dict[str, Code] = {
     "files.index-unlisted": Code("a stored tensor is not in the index, so no loader reads it", _EXPORT_AGAIN),
     "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
     "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
-    "files.duplicate-key": Code("a key stands twice in a weight file's header; readers choose different ones", _EXPORT_AGAIN),
+    "files.duplicate-key": Code("a key stands twice in a header, the index or a config; readers choose different ones", _EXPORT_AGAIN),
     "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
     "files.executable": Code("a program: no part of a release", "Remove the file."),
     "files.half-written": Code("what a writer left when it was stopped", "Remove it, and look whether the file it was meant for is whole."),
@@ -172,14 +172,23 @@ _TOKENIZER_CODES: dict[str, Code] = {
     ),
     "tokenizer.bos-mismatch": Code("config, generation config and tokenizer begin with different ids", "Set bos_token_id alike."),
     "tokenizer.pad-mismatch": Code("config, generation config and tokenizer pad with different ids", "Set pad_token_id alike.", "warning"),
+    "tokenizer.ids-differ": Code("two of the tokenizer's files give a token different ids; loaders read one or the other", _TOKENIZER),
+    "tokenizer.specials-differ": Code("two of the tokenizer's files name different special tokens", "Write the same token in both."),
+    "tokenizer.padding-differs": Code(
+        "two of the tokenizer's files name different padding tokens", "Write the same token in both.", "warning"
+    ),
     "tokenizer.max-length": Code("the tokenizer allows more positions than the config", "Check max_position_embeddings.", "warning"),
     "tokenizer.chat-template-lost": Code("chat tokens, but no chat template", "Add chat_template.jinja if it is a chat model.", "warning"),
+    "tokenizer.chat-templates-differ": Code(
+        "the chat template stands in two files and differs; loaders read one or the other", "Keep chat_template.jinja, remove the other."
+    ),
     "tokenizer.chat-template-broken": Code("the chat template does not render", "Mend chat_template.jinja."),
 }
 
 _CONFIG_CODES: dict[str, Code] = {
     "config.model-type": Code("no model_type: no loader knows the architecture", _CONFIG),
     "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG, "warning"),
+    "config.architecture-differs": Code("architectures and model_type name different models; engines run one or the other", _CONFIG),
     "config.spellings": Code("two spellings of a field disagree; loaders read one or the other", "Write the same value in both."),
     "config.layers": Code("num_hidden_layers is not the number of layers stored", _CONFIG),
     "config.hidden": Code("hidden_size is not the embedding's width", _CONFIG),

@@ -16,8 +16,9 @@ from reports.model import Finding
 from validators.beside import judge_beside
 from validators.check import Check, Outcome
 from validators.expectation import ITEMSIZE, Evidence
-from validators.release import INDEX_NAME, Release, WeightFile
+from validators.release import INDEX_NAME, Release, WeightFile, keys_twice
 
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", INDEX_NAME)
 SINGLE_NAME = "model.safetensors"  # the one name loaders find without an index
 
 
@@ -35,6 +36,7 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_malformed(release),
         *(found for file in release.files for found in _judge_layout(file)),
         *_judge_names(release),
+        *_judge_settings(release),
         *_judge_index(release),
         *_judge_strays(release),
         *judge_beside(evidence),
@@ -91,6 +93,14 @@ def _judge_names(release: Release) -> Iterator[Finding]:
         if count > 1:
             files = sorted(tensor.file for tensor in release.stored() if tensor.name == name)
             yield finding("files.name-in-two-files", name, expected="one file", found=", ".join(files))
+
+
+def _judge_settings(release: Release) -> Iterator[Finding]:
+    if release.folder is None:
+        return
+    for name in SETTINGS:
+        for key in keys_twice(release.folder / name):
+            yield finding("files.duplicate-key", f"{name}: {key}", expected="once", found="more than once")
 
 
 def _judge_index(release: Release) -> Iterator[Finding]:

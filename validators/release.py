@@ -165,6 +165,23 @@ def parse_json_object(path: Path) -> Mapping[str, object] | str:
     return value if isinstance(value, dict) else "JSON, but not an object"
 
 
+def keys_twice(path: Path) -> tuple[str, ...]:
+    """Return the keys that stand more than once in one object of a JSON file.
+
+    Args:
+        path: a file; one that is absent or no JSON holds none.
+
+    Returns:
+        Keys, as often as they are repeated somewhere.
+    """
+    twice: list[str] = []
+    try:
+        json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(pairs, twice))
+    except (OSError, ValueError, RecursionError):
+        return ()  # reported as what cannot be parsed
+    return tuple(twice)
+
+
 def read_header(path: Path, name: str) -> WeightFile:
     """Return the header of one safetensors file, without judging its offsets.
 
@@ -188,6 +205,8 @@ def read_header(path: Path, name: str) -> WeightFile:
         if length > min(MAX_HEADER_BYTES, nbytes - _PREFIX.size):
             raise ValueError(f"header says {length} bytes, the file has {nbytes}")
         text = file.read(length).decode("utf-8")
+    if not text.startswith("{"):
+        raise ValueError("header does not begin with {")
     twice: list[str] = []
     header = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, twice))
     if not isinstance(header, dict):
@@ -211,8 +230,8 @@ def _stored(file: str, name: str, entry: object) -> StoredTensor:
     if not isinstance(entry, dict):
         raise ValueError(f"{name}: header entry is not an object")  # noqa: TRY004  (one error for a bad header)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    whole = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
-    spans = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) and n >= 0 for n in offsets)
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    spans = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int and n >= 0 for n in offsets)
     if not (isinstance(dtype, str) and whole and spans):
         raise ValueError(f"{name}: header entry without a valid dtype, shape and data_offsets")
     assert isinstance(shape, list)

@@ -1,4 +1,6 @@
-"""No text file of a release carries a credential, and no setting a path of the machine it was made on.
+"""No text of a release carries a credential, and no setting a path of the machine it was made on.
+
+Text is any file without a zero byte near its start, and the metadata of a weight file.
 
 Credentials are known by their shape: CREDENTIALS has one row per issuer, and the part that is random must look random, so that
 the examples of a manual (`hf_xxxx…`, `AKIA…EXAMPLE`, `https://user:password@host`) are not taken for one. What is found is never
@@ -22,10 +24,7 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.release import is_bookkeeping, parse_json_object
 
-TEXT_SUFFIXES = (
-    *(".json", ".jsonl", ".md", ".txt", ".jinja", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".env"),
-    *(".py", ".sh", ".ipynb", ".html", ".xml", ".log", ".csv", ".pem", ".key"),
-)
+PEEKED_NBYTES = 4096  # a file without a zero byte among its first ones is text
 NEWLINE = b"\n"
 FEWEST_CHARACTERS = 8  # distinct ones in the random part of a real credential; a placeholder repeats few
 _PLACEHOLDER = re.compile(rb"(?i)example|placeholder|your|redacted|dummy|changeme|passw|secret|x{4}|\*{3}|1234567|abcdefg")
@@ -82,7 +81,7 @@ _WORDS_OF_THE_MODEL = frozenset({"added_tokens_decoder", "chat_template", "extra
 
 
 def examine(evidence: Evidence) -> Outcome:
-    """Look through every text file, and through the values of every settings file.
+    """Look through every text file and weight header, and through the values of settings.
 
     Args:
         evidence: a folder.
@@ -92,40 +91,48 @@ def examine(evidence: Evidence) -> Outcome:
     """
     release = evidence.release
     assert release.folder is not None
-    texts = [name for name in release.others if name.lower().endswith(TEXT_SUFFIXES) and not is_bookkeeping(name)]
+    texts = [name for name in release.others if not is_bookkeeping(name) and _is_text(release.folder / name)]
     findings: list[Finding] = []
-    nbytes = 0
     for name in texts:
         path = release.folder / name
-        nbytes += path.stat().st_size
-        findings += find_credentials(path, name)
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as text:
+            findings += find_credentials(text, name)
         if _SETTINGS.search(name):
-            findings += _find_paths(path, name)
-    return Outcome(tuple(findings), len(texts) or 1, {"text_files": len(texts), "text_nbytes": nbytes})
+            settings = parse_json_object(path)
+            findings += _find_paths(settings if isinstance(settings, Mapping) else {}, name)
+    for weights in release.files:
+        where = f"{weights.name}: metadata"
+        findings += find_credentials("\n".join(weights.metadata.values()).encode("utf-8", "replace"), where)
+        findings += _find_paths(weights.metadata, where)
+    nbytes = sum((release.folder / name).stat().st_size for name in texts)
+    return Outcome(tuple(findings), len(texts) + len(release.files) or 1, {"text_files": len(texts), "text_nbytes": nbytes})
 
 
-def find_credentials(path: Path, name: str) -> Iterator[Finding]:
-    """Yield a finding per credential in a text file.
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(PEEKED_NBYTES)
+    return bool(head) and b"\0" not in head
+
+
+def find_credentials(text: bytes | mmap, where: str) -> Iterator[Finding]:
+    """Yield a finding per credential in a text.
 
     Args:
-        path: the file, which need not be UTF-8.
-        name: how findings call it.
+        text: need not be UTF-8.
+        where: what it is the text of.
 
     Yields:
         Findings that name line and kind, and never the credential.
     """
-    if path.stat().st_size == 0:
-        return  # an empty file cannot be mapped
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as text:
-        for row in CREDENTIALS:
-            for start in _places(text, row.clues):
-                match = row.pattern.match(text, start)
-                if match and is_random(match[1]):
-                    where, length = f"{name}: line {text[:start].count(NEWLINE) + 1}", match.end() - start
-                    yield finding("secrets.credential", where, expected="none", found=f"{row.kind}, {length} characters")
+    for row in CREDENTIALS:
+        for start in _places(text, row.clues):
+            match = row.pattern.match(text, start)
+            if match and is_random(match[1]):
+                line, length = text[:start].count(NEWLINE) + 1, match.end() - start
+                yield finding("secrets.credential", f"{where}: line {line}", expected="none", found=f"{row.kind}, {length} characters")
 
 
-def _places(text: mmap, clues: Sequence[bytes]) -> Iterator[int]:
+def _places(text: bytes | mmap, clues: Sequence[bytes]) -> Iterator[int]:
     for clue in clues:
         start = text.find(clue)
         while start >= 0:
@@ -145,11 +152,10 @@ def is_random(secret: bytes) -> bool:
     return len(set(secret)) >= min(FEWEST_CHARACTERS, len(secret) - 2) and not _PLACEHOLDER.search(secret)
 
 
-def _find_paths(path: Path, name: str) -> Iterator[Finding]:
-    settings = parse_json_object(path)
-    for field, value in _strings(settings, "") if isinstance(settings, Mapping) else ():
+def _find_paths(settings: Mapping[str, object], where: str) -> Iterator[Finding]:
+    for field, value in _strings(settings, ""):
         if _PATH.fullmatch(value):
-            yield finding("secrets.machine-path", f"{name}: {field}", expected="no path of a machine", found=value)
+            yield finding("secrets.machine-path", f"{where}: {field}", expected="no path of a machine", found=value)
 
 
 def _strings(value: object, field: str) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Planted faults of files, headers and index, and of names. Numbers in comments are rows of the public catalogue of faults."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def repeat_key(old: bytes, new: bytes):
     return plant
 
 
+def repeat_field(name: str, field: str, value: object):
+    def plant(folder: Path) -> None:
+        text, key = (folder / name).read_text(), f'"{field}":'
+        assert key in text
+        (folder / name).write_text(text.replace(key, f"{key} {json.dumps(value)}, {key}", 1))
+
+    return plant
+
+
 def drop(*parts: str):
     def change(tensors: Tensors) -> None:
         for name in [name for name in tensors if any(part in name for part in parts)]:
@@ -159,6 +169,10 @@ FAULTS = (
     Fault("tensor_twice_in_header", "dense", "files.duplicate-key", repeat_key(QROW, QROW + b"{}," + QROW)),
     Fault(
         "offsets_twice_in_header", "dense", "files.duplicate-key", repeat_key(b'"data_offsets":', b'"data_offsets":[0,4],"data_offsets":')
+    ),
+    Fault("config_field_twice", "dense", "files.duplicate-key", repeat_field("config.json", "num_hidden_layers", 3)),
+    Fault(
+        "index_entry_twice", "dense", "files.duplicate-key", repeat_field(INDEX, "model.norm.weight", "model-00001-of-00004.safetensors")
     ),
     Fault("zero3_stub", "tied", "files.empty-tensor", add("model.norm.weight", torch.empty(0))),  # 57
     Fault("name_in_two_files", "dense", "files.name-in-two-files", copy_tensor_to_last_file),

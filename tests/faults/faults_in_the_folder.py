@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tests.builders.editing import edit_json, edit_tensors, first_file, set_fields, write_json
+from tests.builders.editing import edit_header, edit_json, edit_tensors, first_file, set_fields, write_json
 from tests.faults.planting import Fault
 
 MANIFEST, MARKER = "shardwright.json", "shardwright.committed"
@@ -114,6 +114,11 @@ def name_code(*references: object, file: str = "config.json") -> Callable[[Path]
     return plant
 
 
+def header_metadata(**fields: str) -> Callable[[Path], None]:
+    """Return a planter that adds to the metadata of the first weight file."""
+    return lambda folder: edit_header(first_file(folder), lambda header: header["__metadata__"].update(fields))
+
+
 STRAYS = (
     Fault("pickle_payload", "dense", "files.pickle", put("pytorch_model.bin", saved(zipped=True))),  # 61
     Fault("pickle_in_a_folder", "dense", "files.pickle", put("original/consolidated.00.PTH")),  # 61
@@ -190,6 +195,9 @@ SECRETS = (
     ),
     Fault("token_in_config", "dense", "secrets.credential", lambda folder: set_fields(folder / "config.json", hub_token=HF)),
     Fault("token_in_code", "dense", "secrets.credential", write("tools/fetch.py", f"TOKEN = '{HF}'\n")),
+    Fault("token_in_file_without_suffix", "dense", "secrets.credential", write(".netrc", f"machine hub.test password {HF}\n")),
+    Fault("token_in_weight_header", "dense", "secrets.credential", header_metadata(hub_token=HF)),
+    Fault("path_in_weight_header", "dense", "secrets.machine-path", header_metadata(ss_output_dir="/scratch/ada/run-7")),
     Fault("private_key_in_json", "dense", "secrets.credential", lambda folder: set_fields(folder / "tokenizer_config.json", key=PEM)),
     Fault(
         "home_in_config",

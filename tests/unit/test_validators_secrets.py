@@ -17,7 +17,7 @@ def judge(folder):
 
 
 @pytest.mark.parametrize("text", CREDENTIALS.values(), ids=CREDENTIALS)
-@pytest.mark.parametrize("name", ["README.md", "tool.py", "chat_template.jinja", "notes/run.yaml", "tokenizer.json", ".env"])
+@pytest.mark.parametrize("name", ["README.md", "tool.py", "chat_template.jinja", "notes/run.yaml", "tokenizer.json", ".env", "id_ed25519"])
 def test_a_credential_is_found_in_any_text_and_not_repeated(name, text, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"one\ntwo = '" + text.encode() + b"'\n\xff\xfe")
@@ -89,6 +89,11 @@ def test_words_of_the_model_are_not_taken_for_paths(tmp_path):
 def test_settings_that_are_none_are_left_to_the_check_of_files(text, tmp_path):
     (tmp_path / "generation_config.json").write_text(text)
     assert codes_of(judge(tmp_path)) == []
+
+
+def test_a_binary_file_is_no_text(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\0" + HF.encode())
+    assert judge(tmp_path).findings == ()
 
 
 def test_what_git_and_the_hub_keep_is_no_part_of_the_release(tmp_path):
