@@ -120,6 +120,18 @@ _DUPLICATES: dict[str, Code] = {
     "duplicates.source": Code("a copy in the source too", "Look whether the model was grown from copies.", "warning"),
 }
 
+_ROWS: dict[str, Code] = {
+    "rows.zero": Code(
+        "rows of tokens the tokenizer produces are zero", "A vocabulary shard was not merged, or padded inside: export again."
+    ),
+    "rows.zero-reserved": Code(
+        "rows of special or reserved tokens are zero; fine-tuning on them gives infinities", "Fill them before others train.", "warning"
+    ),
+    "rows.block": Code("a block of rows repeats another", "A vocabulary shard was read twice: export again."),
+    "rows.equal": Code("tokens share the same row", "Look whether they were added and never trained.", "warning"),
+    "rows.source": Code("zero or repeated rows in the source too", _SOURCE, "warning"),
+}
+
 _VALUES: dict[str, Code] = {
     "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
     "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
@@ -178,7 +190,7 @@ _LOGITS: dict[str, Code] = {
 }
 
 CODES: Mapping[str, Code] = MappingProxyType(
-    _FILES | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _DUPLICATES | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
+    _FILES | _INVENTORY | _SHAPES | _FINITE | _TIED | _EXPERTS | _DUPLICATES | _ROWS | _VALUES | _TOKENIZER_CODES | _CONFIG_CODES | _LOGITS
 )
 
 

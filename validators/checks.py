@@ -1,6 +1,6 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators import config, duplicates, experts, files, finite, inventory, logits, shapes, tied, tokenizer, values
+from validators import config, duplicates, experts, files, finite, inventory, logits, rows, shapes, tied, tokenizer, values
 from validators.check import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -13,6 +13,7 @@ CHECKS: tuple[Check, ...] = (
     experts.CHECK,
     finite.CHECK,
     duplicates.CHECK,
+    rows.CHECK,
     values.CHECK,
     logits.CHECK,
 )

@@ -47,6 +47,7 @@ LARGEST_EPS = 1e-3  # a norm's epsilon above this changes what the norm computes
 NEAR_DISTANCE = 0.02  # relative distance of two layers' samples; independent weights are 1.4 apart, training moves them further than this
 ROUNDING_DISTANCE = 0.005  # what a copy through another dtype explains: bf16 rounds by up to 0.004
 ALIKE_DISTANCE = 0.2  # a role whose tensors are all nearer than this is shared by design
+REPEATED_BLOCK_ROWS = 8  # so many rows that repeat others in their order are a shard read twice, not tokens made alike
 UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
 
 REQUIRED_CHECKS: frozenset[str] = frozenset()  # names of checks whose skipping turns the verdict; by default none

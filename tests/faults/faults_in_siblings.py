@@ -1,10 +1,12 @@
 """Planted faults of weights that look wrong by themselves or beside their siblings, without any source to compare with."""
 
+from collections.abc import Callable
+
 import torch
 
 from tests.builders.editing import Tensors
 from tests.faults.faults_in_structure import copy
-from tests.faults.faults_in_weights import DOWN, both, cast, leave, tensors
+from tests.faults.faults_in_weights import DOWN, EMBEDDING, HEAD, assign, both, cast, leave, pad_inside, set_at, tensors
 from tests.faults.planting import Fault
 
 LAYER, OTHER = ".layers.1.", ".layers.2."
@@ -14,7 +16,7 @@ def copy_within_rounding(held: Tensors) -> None:
     held.update({n: held[n.replace(OTHER, LAYER)].bfloat16().float() for n in held if OTHER in n})
 
 
-def blend(share: float):
+def blend(share: float) -> Callable[[Tensors], None]:
     """Return a change that makes layer 2 mostly layer 1."""
     return lambda held: held.update({n: held[n.replace(OTHER, LAYER)] + share * held[n] for n in held if OTHER in n and "norm" not in n})
 
@@ -38,4 +40,32 @@ DUPLICATES = (
     Fault("layer_copied_in_source", "dense", "duplicates.source", leave, prepare=copy(LAYER, OTHER)),
 )
 
-FAULTS = DUPLICATES
+
+def repeat_half(weight: torch.Tensor) -> torch.Tensor:
+    return torch.cat([weight[:160], weight[:160]])
+
+
+def set_rows(rows: slice, like: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what gives rows the values of one row."""
+
+    def make(weight: torch.Tensor) -> torch.Tensor:
+        changed = weight.clone()
+        changed[rows] = weight[like]
+        return changed
+
+    return make
+
+
+ROWS = (
+    Fault("padding_inside_the_vocabulary", "dense", "rows.zero", assign(EMBEDDING, pad_inside)),  # 35
+    Fault("row_of_a_word_zeroed", "tied", "rows.zero", set_at(EMBEDDING, (77,), 0.0)),
+    Fault("head_shard_not_merged", "dense", "rows.zero", set_at(HEAD, slice(160, 320), 0.0)),  # 37
+    Fault("head_rows_times_zero", "moe", "rows.zero", assign(HEAD, lambda t: torch.cat([t[:100], t[100:] * 0.0]))),
+    Fault("rows_of_chat_tokens_zeroed", "dense", "rows.zero-reserved", set_at(EMBEDDING, slice(4, 6), 0.0)),  # 39
+    Fault("vocabulary_shard_read_twice", "dense", "rows.block", assign(EMBEDDING, repeat_half)),
+    Fault("head_shard_read_twice", "moe", "rows.block", both(assign(HEAD, repeat_half), cast(torch.bfloat16)), dtype="BF16"),
+    Fault("words_share_a_row", "dense", "rows.equal", assign(EMBEDDING, set_rows(slice(280, 300), 7))),
+    Fault("vocabulary_shard_repeated_in_source", "dense", "rows.source", leave, prepare=assign(EMBEDDING, repeat_half)),
+)
+
+FAULTS = (*DUPLICATES, *ROWS)
