@@ -1,6 +1,6 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators import config, duplicates, experts, files, finite, inventory, logits, rows, shapes, tied, tokenizer, values
+from validators import config, duplicates, experts, files, finite, inventory, logits, outliers, rows, shapes, tied, tokenizer, values
 from validators.check import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -14,6 +14,7 @@ CHECKS: tuple[Check, ...] = (
     finite.CHECK,
     duplicates.CHECK,
     rows.CHECK,
+    outliers.CHECK,
     values.CHECK,
     logits.CHECK,
 )

@@ -118,7 +118,7 @@ def test_without_family_values_tables_or_tokenizer_the_checks_say_why_they_are_s
     skipped = {result.check: result.reason for result in results if result.status == "skipped"}
     assert skipped == {
         **dict.fromkeys(["inventory", "shapes", "tied", "experts"], "family none"),
-        **dict.fromkeys(["finite", "duplicates", "rows"], "no tensor measured"),
+        **dict.fromkeys(["finite", "duplicates", "rows", "outliers"], "no tensor measured"),
         **{
             "values": "source not given",
             "tokenizer": "none given",

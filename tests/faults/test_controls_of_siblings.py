@@ -12,7 +12,7 @@ from tests.faults.faults_in_weights import assign, both, cast, set_at
 from tests.faults.planting import gather, judge_all
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-BY_THEMSELVES = ("duplicates", "rows")
+BY_THEMSELVES = ("duplicates", "rows", "outliers")
 
 
 def said_of(folder, sound):
