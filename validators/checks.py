@@ -1,6 +1,6 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators import config, experts, files, finite, inventory, logits, shapes, tied, tokenizer, values
+from validators import config, experts, files, finite, inventory, logits, shapes, statistics, tied, tokenizer, values
 from validators.check import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -12,6 +12,7 @@ CHECKS: tuple[Check, ...] = (
     tied.CHECK,
     experts.CHECK,
     finite.CHECK,
+    statistics.CHECK,
     values.CHECK,
     logits.CHECK,
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.model import CheckResult
+from reports.model import CheckResult, Report
 from tasks.measure import measure
 from tests.builders.measuring import compare_logits, plan_of
 from tests.builders.plans import whole, write_plan
@@ -24,7 +24,8 @@ class Fault:
 
     `base` is a key of tests.builders.releases.MODELS. `plant` damages the release folder. `prepare` shapes the source first, and what
     follows is honest of it. `amend` changes the gathered evidence, for faults that lie in a plan or a comparison. `dtype` is the dtype
-    requested; `logits` the row of limits to compare logits at, "" for none.
+    requested; `logits` the row of limits to compare logits at, "" for none. `review` holds the report against a policy, for faults that
+    lie in it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Fault:
     amend: Callable[[Evidence], Evidence] | None = None
     dtype: str = ""
     logits: str = ""
+    review: Callable[[Report], Report] | None = None
 
 
 def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", logits: str = "") -> Evidence:
@@ -67,7 +69,20 @@ def judge(fault: Fault, sound: SoundRelease, scratch: Path) -> list[CheckResult]
     shutil.copytree(source, folder)
     fault.plant(folder)
     evidence = gather(folder, source, sound, dtype=fault.dtype, logits=fault.logits)
-    return judge_all(fault.amend(evidence) if fault.amend else evidence)
+    evidence = fault.amend(evidence) if fault.amend else evidence
+    results = judge_all(evidence)
+    return list(fault.review(report_of(results, evidence)).results) if fault.review else results
+
+
+def report_of(results: list[CheckResult], evidence: Evidence) -> Report:
+    """Return the report of a gate that found `results`."""
+    return Report(
+        **{"run_id": "gate-1", "kind": "gate", "action": "accepted", "subject": "release", "source": "none given", "plan_digest": ""},
+        **{"environment": {}, "started": "2026-11-29T16:04:11+00:00", "finished": "2026-11-29T16:04:12+00:00"},
+        results=tuple(results),
+        witnesses=evidence.witnesses,
+        logits=evidence.logits,
+    )
 
 
 def judge_all(evidence: Evidence) -> list[CheckResult]:

@@ -4,11 +4,12 @@ import pytest
 
 from reports.codes import CODES
 from tests.faults.faults_in_files import FAULTS as IN_FILES
+from tests.faults.faults_in_policy import FAULTS as IN_POLICY
 from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
 from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
 from tests.faults.planting import Fault, judge
 
-FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_WEIGHTS, *IN_STRUCTURE)
+FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_WEIGHTS, *IN_STRUCTURE, *IN_POLICY)
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])
