@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from reports.errors import RequestError
 
 MAX_NBYTES = 1_000_000  # a policy of a hundred waivers has 20 kB
+MAX_DEPTH = 30  # of lists and mappings in each other
 
 Loc = tuple[int | str, ...]
 
@@ -62,15 +63,17 @@ def read_marked(text: str, path: Path) -> tuple[yaml.Node | None, object]:
     """
     try:
         loader = _Loader(text)
-        _refuse_aliases(text, path)
+        _refuse_tangles(text, path)
         root = loader.get_single_node()
         _refuse_twice(root, path)
         return root, loader.construct_document(root) if root else None
+    except RequestError:  # a ValueError too
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise RequestError(f"not YAML: {error.problem or error.context}", where=where, remedy="Mend this line.") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a character YAML has not; 2027-02-30; [[[[…
+    except (yaml.YAMLError, ValueError) as error:  # a character YAML has not; 2027-02-30
         words = (str(error).splitlines() or ["unreadable"])[0]
         raise RequestError(f"not YAML: {words}", where=str(path), remedy="Mend the file.") from None
 
@@ -131,11 +134,16 @@ def _step(node: yaml.Node | None, part: int | str) -> tuple[yaml.Mark, yaml.Node
     return None
 
 
-def _refuse_aliases(text: str, path: Path) -> None:
+def _refuse_tangles(text: str, path: Path) -> None:
+    # While the text is parsed: what is nested without end never gets as far as a node.
+    depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        is_alias = isinstance(event, yaml.AliasEvent)
+        if is_alias or depth > MAX_DEPTH:
             assert event.start_mark is not None
-            raise RequestError("an alias", where=f"{path}:{event.start_mark.line + 1}", remedy="Write the value itself.")
+            what = "an alias" if is_alias else f"nested more than {MAX_DEPTH} deep"
+            raise RequestError(what, where=f"{path}:{event.start_mark.line + 1}", remedy="Write the value itself.")
 
 
 def _refuse_twice(node: yaml.Node | None, path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,8 +21,6 @@ from validators.checks import CHECKS
 from validators.marked_text import find_line, read_marked, read_text, refuse
 from validators.policy import LIMITS, LimitsRow, Policy
 from validators.suite import DEFAULT_SUITE, read_suite
-
-Metric = Literal["mean_kl", "p95_kl", "cosine", "top1"]
 
 
 def _is_line(text: str) -> str:
@@ -58,6 +56,15 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class LimitsRowChanges(_Strict):
+    """The limits of one row that are set; None leaves the product's own. Bounds from above, then from below."""
+
+    mean_kl: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    p95_kl: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    cosine: Annotated[float | None, Field(ge=0, le=1)] = None
+    top1: Annotated[float | None, Field(ge=0, le=1)] = None
+
+
 class WaiverRow(_Strict):
     """One waiver as written: of a check or of a code, at places that match a pattern."""
 
@@ -80,7 +87,7 @@ class PolicyFile(_Strict):
 
     required_checks: list[_CheckName] = []
     witnesses: Annotated[int, Field(ge=0, le=10)] = 0
-    limits: dict[LimitsRow, dict[Metric, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
+    limits: dict[LimitsRow, LimitsRowChanges] = {}
     statistics: _Line | None = None
     waivers: list[WaiverRow] = []
 
@@ -90,7 +97,7 @@ _ALLOWED: Mapping[tuple[str, ...], Sequence[str]] = MappingProxyType(
     {
         (): list(PolicyFile.model_fields),
         ("limits",): list(LIMITS),
-        **{("limits", row): get_args(Metric) for row in LIMITS},
+        **{("limits", row): list(LimitsRowChanges.model_fields) for row in LIMITS},
         ("waivers",): list(WaiverRow.model_fields),
     }
 )
@@ -198,6 +205,6 @@ def _read_named_suite(name: str | None, path: Path, line: int) -> str:
     return read_suite(suite)
 
 
-def _overlay(limits: Mapping[LimitsRow, Mapping[Metric, float]]) -> Mapping[LimitsRow, Mapping[str, float]]:
-    set_here: dict[LimitsRow, dict[str, float]] = {row: dict(numbers) for row, numbers in limits.items()}  # type: ignore[arg-type]
-    return MappingProxyType({row: {**numbers, **set_here.get(row, {})} for row, numbers in LIMITS.items()})
+def _overlay(changes: Mapping[LimitsRow, LimitsRowChanges]) -> Mapping[LimitsRow, Mapping[str, float]]:
+    set_here: dict[str, dict[str, float]] = {row: change.model_dump(exclude_none=True) for row, change in changes.items()}
+    return MappingProxyType({row: {**limits, **set_here.get(row, {})} for row, limits in LIMITS.items()})
