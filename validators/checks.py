@@ -13,6 +13,7 @@ from validators import (
     rows,
     secrets,
     shapes,
+    statistics,
     tied,
     tokenizer,
     values,
@@ -38,3 +39,5 @@ CHECKS: tuple[Check, ...] = (
 )
 # What headers, config, plan and tokenizer already show: run on a release that is only planned, before the first byte is written.
 CHECKS_BEFORE_WRITING: tuple[Check, ...] = (inventory.CHECK, shapes.CHECK, config.CHECK, tokenizer.CHECK, tied.CHECK, experts.CHECK)
+# The gate's own: rules that a policy may edit, run by a library that takes seconds to import.
+GATE_CHECKS: tuple[Check, ...] = (*CHECKS, statistics.CHECK)
