@@ -113,9 +113,9 @@ REFUSED = {
     "the_policys_own_code": (waiver(code="policy.waiver-expired"), 3, "cannot be waived", "code"),
     "the_policy_itself": (waiver(code=None, check="policy"), 6, "no check 'policy'", "check"),
     "a_key_twice": ("witnesses: 1\nlimits: {}\nwitnesses: 0\n", 3, "'witnesses' stands twice", "one of them"),
-    "an_alias": ("limits: &all {}\nwaivers: *all\n", 2, "an alias", "the value itself"),
+    "an_alias": ("limits: &all {}\nwaivers: *all\n", 2, "an alias", "the plain value"),
     "not_yaml": ("witnesses: 1\nlimits: {\n", 3, "not YAML", "Mend"),
-    "a_tag": ("witnesses: !!python/object/apply:os.system ['true']\n", 1, "not YAML", "Mend"),
+    "a_tag": ("witnesses: !!python/object/apply:os.system ['true']\n", 1, "a tag", "plain value"),
 }
 
 
