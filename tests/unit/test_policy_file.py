@@ -157,3 +157,14 @@ def test_an_absent_suite_is_refused_at_the_policys_line(tmp_path):
     refused = refusal("witnesses: 0\nstatistics: ours.json\n", tmp_path / "policy.yaml")
     assert refused.where.endswith("policy.yaml:2")
     assert str(tmp_path / "ours.json") in refused.what
+
+
+def test_the_examples_of_the_page_are_a_policy_and_its_suite(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/policy.md").read_text(encoding="utf-8")
+    policy, suite = re.search(r"```yaml\n(.*?)```", page, re.DOTALL), re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert policy is not None
+    assert suite is not None
+    (tmp_path / "policy.yaml").write_text(policy[1])
+    (tmp_path / "statistics.json").write_text(suite[1])
+    read = read_policy(tmp_path / "policy.yaml")
+    assert (read.suite, len(read.waivers), read.limits["BF16"]["mean_kl"]) == (suite[1], 1, 5e-4)

@@ -118,7 +118,8 @@ def test_a_rule_that_cannot_be_run_is_refused_with_its_line(rule, words, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [('{"name": "a",\n}', 2), ("[]", 1), ('{"name": "a", "expectations": []}', 1), ('{"name": "a",\n"name": "b"}', 2)]
+    ("text", "line"),
+    [('{"name": "a",\n}', 2), ("[]", 1), ('{"name": "a", "expectations": []}', 1), ('{"name": "a",\n"name": "b"}', 2), ("[" * 50_000, 1)],
 )
 def test_what_is_no_suite_is_refused_with_its_line(text, line, tmp_path):
     (tmp_path / "suite.json").write_text(text)
