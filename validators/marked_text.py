@@ -1,6 +1,6 @@
 """YAML and JSON that owners write, read with the line of everything in it, so that a refusal can name the line.
 
-Data only: no aliases, no tags beyond YAML's own, and a key stands once. Numbers may be written as 1e-3, which YAML 1.1 takes for text.
+Data only: no aliases, no tags, and a key stands once. Numbers may be written as 1e-3, which YAML 1.1 takes for text.
 
 Source: PyYAML 6, compose() and the marks of its nodes; YAML 1.2.2, 10.3.2 for floats.
 """
@@ -59,7 +59,7 @@ def read_marked(text: str, path: Path) -> tuple[yaml.Node | None, object]:
         The root node and its value; None for an empty text.
 
     Raises:
-        RequestError: not YAML, an alias, or a key that stands twice; names file and line.
+        RequestError: not YAML, an alias, a tag, or a key that stands twice; names file and line.
     """
     try:
         loader = _Loader(text)
@@ -139,11 +139,14 @@ def _refuse_tangles(text: str, path: Path) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        is_alias = isinstance(event, yaml.AliasEvent)
-        if is_alias or depth > MAX_DEPTH:
+        tangles = {
+            "an alias": isinstance(event, yaml.AliasEvent),
+            "a tag": getattr(event, "tag", None) is not None,
+            f"nested more than {MAX_DEPTH} deep": depth > MAX_DEPTH,
+        }
+        for what in (what for what, is_so in tangles.items() if is_so):
             assert event.start_mark is not None
-            what = "an alias" if is_alias else f"nested more than {MAX_DEPTH} deep"
-            raise RequestError(what, where=f"{path}:{event.start_mark.line + 1}", remedy="Write the value itself.")
+            raise RequestError(what, where=f"{path}:{event.start_mark.line + 1}", remedy="Write the plain value.")
 
 
 def _refuse_twice(node: yaml.Node | None, path: Path) -> None:

@@ -5,6 +5,7 @@ A rule knows no layer and no source: what it says by itself is rarely beyond dou
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -81,8 +82,9 @@ def _kind(name: str, dtype: str, ndim: int) -> str:
 
 def _judge(rule: "RuleResult") -> Iterator[Finding]:
     code = "statistics.rule-broken" if rule.severity == "critical" else "statistics.rule-warned"
-    for name, found in rule.broken:
-        yield finding(code, name, expected=rule.says, found=found)
+    for index, (name, found) in enumerate(rule.broken, start=1):
+        count = 1 + rule.more if index == len(rule.broken) else 1
+        yield replace(finding(code, name, expected=rule.says, found=found), count=count)
     if rule.observed and not rule.broken:
         yield finding(code, "all tensors", expected=rule.says, found=rule.observed)
 

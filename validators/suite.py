@@ -170,6 +170,8 @@ def read_suite(path: Path) -> str:
         json.loads(text)
     except json.JSONDecodeError as error:
         raise RequestError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}", remedy="Mend this line.") from None
+    except RecursionError:
+        raise RequestError("not a suite: nested without end", where=f"{path}:1", remedy="Mend the file.") from None
     root, content = read_marked(text.replace("\t", " "), path)  # JSON lets tabs indent, YAML does not
     try:
         SuiteFile.model_validate(content)

@@ -15,7 +15,7 @@ from validators.policy_file import default_policy_text, parse_policy, read_polic
 from validators.suite import DEFAULT_SUITE
 
 PATH = Path("policy.yaml")
-WAIVER = {"code": "files.digest", "owner": "Ada", "reason": "mirror", "expires": "2027-01-31"}
+WAIVER = {"code": "manifest.digest", "owner": "Ada", "reason": "mirror", "expires": "2027-01-31"}
 
 
 def refusal(text: str, path: Path = PATH) -> RequestError:
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_with_its_places():
     policy = parse_policy("witnesses: 1\nrequired_checks:\n  - files\n  - logits\nlimits:\n  BF16: {mean_kl: 2e-3}\n" + waiver(), PATH)
     assert (policy.required, policy.witnesses) == (frozenset({"files", "logits"}), 1)
     assert policy.limits == {**LIMITS, "BF16": {**LIMITS["BF16"], "mean_kl": 0.002}}
-    assert policy.waivers == (Waiver("files.digest", "*", "Ada", "mirror", "2027-01-31", "policy.yaml:9"),)
+    assert policy.waivers == (Waiver("manifest.digest", "*", "Ada", "mirror", "2027-01-31", "policy.yaml:9"),)
     assert policy.places == {"witnesses": "policy.yaml:1", "files": "policy.yaml:3", "logits": "policy.yaml:4"}
 
 
@@ -113,9 +113,9 @@ REFUSED = {
     "the_policys_own_code": (waiver(code="policy.waiver-expired"), 3, "cannot be waived", "code"),
     "the_policy_itself": (waiver(code=None, check="policy"), 6, "no check 'policy'", "check"),
     "a_key_twice": ("witnesses: 1\nlimits: {}\nwitnesses: 0\n", 3, "'witnesses' stands twice", "one of them"),
-    "an_alias": ("limits: &all {}\nwaivers: *all\n", 2, "an alias", "the value itself"),
+    "an_alias": ("limits: &all {}\nwaivers: *all\n", 2, "an alias", "the plain value"),
     "not_yaml": ("witnesses: 1\nlimits: {\n", 3, "not YAML", "Mend"),
-    "a_tag": ("witnesses: !!python/object/apply:os.system ['true']\n", 1, "not YAML", "Mend"),
+    "a_tag": ("witnesses: !!python/object/apply:os.system ['true']\n", 1, "a tag", "plain value"),
 }
 
 
@@ -157,3 +157,14 @@ def test_an_absent_suite_is_refused_at_the_policys_line(tmp_path):
     refused = refusal("witnesses: 0\nstatistics: ours.json\n", tmp_path / "policy.yaml")
     assert refused.where.endswith("policy.yaml:2")
     assert str(tmp_path / "ours.json") in refused.what
+
+
+def test_the_examples_of_the_page_are_a_policy_and_its_suite(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/policy.md").read_text(encoding="utf-8")
+    policy, suite = re.search(r"```yaml\n(.*?)```", page, re.DOTALL), re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert policy is not None
+    assert suite is not None
+    (tmp_path / "policy.yaml").write_text(policy[1])
+    (tmp_path / "statistics.json").write_text(suite[1])
+    read = read_policy(tmp_path / "policy.yaml")
+    assert (read.suite, len(read.waivers), read.limits["BF16"]["mean_kl"]) == (suite[1], 1, 5e-4)

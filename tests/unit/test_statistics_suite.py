@@ -43,7 +43,17 @@ def table(rows: int, **columns: object) -> pd.DataFrame:
     """A TensorTable of honest matrices, with some columns set."""
     honest = {
         **{"name": [f"model.layers.{n}.mlp.up_proj.weight" for n in range(rows)], "file": "model.safetensors", "dtype": "BF16"},
-        **{"shape": "64x64", "nbytes": 8192, "absmax": 0.5, "rms": 0.1, "mean": 0.0, "nonfinite": 0, "zero_share": 0.0},
+        **{
+            "shape": "64x64",
+            "nbytes": 8192,
+            "absmax": 0.5,
+            "rms": 0.1,
+            "mean": 0.0,
+            "nonfinite": 0,
+            "zero_share": 0.0,
+            "sample": "",
+            "repeated": "",
+        },
         **{"constant": 0, "relative_error": np.nan},
     }
     return TensorTable.validate(pd.DataFrame({**honest, **columns}))
@@ -118,7 +128,8 @@ def test_a_rule_that_cannot_be_run_is_refused_with_its_line(rule, words, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [('{"name": "a",\n}', 2), ("[]", 1), ('{"name": "a", "expectations": []}', 1), ('{"name": "a",\n"name": "b"}', 2)]
+    ("text", "line"),
+    [('{"name": "a",\n}', 2), ("[]", 1), ('{"name": "a", "expectations": []}', 1), ('{"name": "a",\n"name": "b"}', 2), ("[" * 50_000, 1)],
 )
 def test_what_is_no_suite_is_refused_with_its_line(text, line, tmp_path):
     (tmp_path / "suite.json").write_text(text)
@@ -165,7 +176,7 @@ def test_the_librarys_result_is_attached_short_and_without_this_machine(tmp_path
     said = json.loads(result.attachments[ATTACHMENT])
     assert said["statistics"]["evaluated_expectations"] == len(json.loads(DEFAULT_SUITE.read_text())["expectations"])
     assert said["results"][0]["result"]["unexpected_count"] == 500
-    assert len(said["results"][0]["result"]["unexpected_index_list"]) == MAX_FINDINGS_PER_CODE
+    assert len(said["results"][0]["result"]["partial_unexpected_index_list"]) == MAX_FINDINGS_PER_CODE
     assert sum(found.count for found in result.findings) == 500
     assert "ge_load_time" not in result.attachments[ATTACHMENT]
     assert result.attachments == judge(table(500, nonfinite=1), tmp_path).attachments
