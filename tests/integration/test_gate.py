@@ -198,6 +198,7 @@ def test_what_save_pretrained_writes_is_accepted_without_a_word(name, dtype, tmp
     outcome = _gate(sound.folder)
     assert [f for result in outcome.report.results for f in result.findings] == []
     assert {r.check: r.reason for r in outcome.report.results if r.status == "skipped"} == {
+        "manifest": "not made by `shardwright export`",
         "values": "nothing to compare with (--against)",
         "logits": "nothing to compare with (--golden, --against)",
     }
