@@ -25,6 +25,7 @@ _SOURCE = "Look at this tensor in the checkpoint; if it is so there, export anot
 _REPORT = "Do not publish. Export again; if it comes back, report it with the run folder."
 _CONFIG = "Use the config.json the model was trained with."
 _TOKENIZER = "Hand in the tokenizer the model was trained with (--assets)."
+_UNTRAINED = "Look at this tensor in the checkpoint: it may never have been loaded or trained."
 _COPIED = "A rank was read twice, or a layer offset is wrong: export again."
 _MAPPING = "The weights are not where the model looks for them: check --family and the source's naming, then export again."
 
@@ -154,6 +155,30 @@ _DUPLICATES: dict[str, Code] = {
     "duplicates.source": Code("a copy in the source too", "Look whether the model was grown from copies.", "warning"),
 }
 
+_ROWS: dict[str, Code] = {
+    "rows.zero": Code(
+        "rows of tokens the tokenizer produces are zero", "A vocabulary shard was not merged, or padded inside: export again."
+    ),
+    "rows.zero-reserved": Code(
+        "rows of special or reserved tokens are zero; fine-tuning on them gives infinities", "Fill them before others train.", "warning"
+    ),
+    "rows.block": Code("a block of rows repeats another", "A vocabulary shard was read twice: export again."),
+    "rows.equal": Code("tokens share the same row", "Look whether they were added and never trained.", "warning"),
+    "rows.source": Code("zero or repeated rows in the source too", _SOURCE, "warning"),
+}
+
+_OUTLIERS: dict[str, Code] = {
+    "outliers.norms-centred": Code(
+        "the norms centre on zero in a family that centres on one", "Add the trainer's 1 to its zero-centred gammas."
+    ),
+    "outliers.norm-lean": Code(
+        "norm weights centre on zero where others do not", "Look whether the trainer keeps them less one, or lost them.", "warning"
+    ),
+    "outliers.norm-untouched": Code("the norms of a role are all ones, those of others are not", _UNTRAINED, "warning"),
+    "outliers.rms": Code("a matrix is much larger or smaller than its siblings", _UNTRAINED, "warning"),
+    "outliers.fresh": Code("a matrix looks freshly drawn, its siblings look trained", _UNTRAINED, "warning"),
+}
+
 _VALUES: dict[str, Code] = {
     "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
     "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
@@ -237,6 +262,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _TIED
     | _EXPERTS
     | _DUPLICATES
+    | _ROWS
+    | _OUTLIERS
     | _VALUES
     | _TOKENIZER_CODES
     | _CONFIG_CODES

@@ -1,6 +1,22 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators import config, duplicates, experts, files, finite, inventory, logits, manifest, secrets, shapes, tied, tokenizer, values
+from validators import (
+    config,
+    duplicates,
+    experts,
+    files,
+    finite,
+    inventory,
+    logits,
+    manifest,
+    outliers,
+    rows,
+    secrets,
+    shapes,
+    tied,
+    tokenizer,
+    values,
+)
 from validators.check import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -15,6 +31,8 @@ CHECKS: tuple[Check, ...] = (
     experts.CHECK,
     finite.CHECK,
     duplicates.CHECK,
+    rows.CHECK,
+    outliers.CHECK,
     values.CHECK,
     logits.CHECK,
 )

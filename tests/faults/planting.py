@@ -57,11 +57,6 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
     )
 
 
-def judge(fault: Fault, sound: SoundRelease, scratch: Path) -> list[CheckResult]:
-    """Plant a fault in a copy of a sound release and return what every check says."""
-    return judge_all(plant_and_gather(fault, sound, scratch))
-
-
 def plant_and_gather(fault: Fault, sound: SoundRelease, scratch: Path) -> Evidence:
     """Plant a fault in a copy of a sound release and return all evidence of it."""
     source, folder = sound.folder, scratch / "release"
