@@ -58,11 +58,11 @@ def extend_table(tensors: pd.DataFrame) -> pd.DataFrame:
         tensors: a TensorTable.
 
     Returns:
-        A new table: `role`, `kind`, `numel` and `ndim` added.
+        A new table: `role`, `kind`, `numel` and `ndim` added; what is there to compare tensors with each other left out.
     """
     shapes = [parse_shape(text) for text in tensors["shape"]]
     names, dtypes = tensors["name"].tolist(), tensors["dtype"].tolist()
-    return tensors.assign(
+    return tensors.drop(columns=["sample", "repeated"]).assign(
         role=[role_of(name) for name in names],
         kind=[_kind(name, dtype, len(shape)) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)],
         numel=[prod(shape) for shape in shapes],
