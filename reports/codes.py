@@ -49,9 +49,42 @@ _FILES: dict[str, Code] = {
     "files.index-unlisted": Code("a stored tensor is not in the index, so no loader reads it", _EXPORT_AGAIN),
     "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
     "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
+    "files.duplicate-key": Code("a key stands twice in a header, the index or a config; readers choose different ones", _EXPORT_AGAIN),
     "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
-    "files.manifest-mismatch": Code("the manifest and the files disagree", _EXPORT_AGAIN),
-    "files.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
+    "files.executable": Code("a program: no part of a release", "Remove the file."),
+    "files.half-written": Code("what a writer left when it was stopped", "Remove it, and look whether the file it was meant for is whole."),
+    "files.adapter": Code("an adapter beside merged weights; loaders put it on top of them", "Remove it, or publish it by itself."),
+    "files.adapter-tensor": Code("a tensor under an adapter's name, in a model of no known family", "Merge the adapter first.", "warning"),
+    "files.link-broken": Code("a link that leads nowhere", "Copy the file itself."),
+    "files.link-outside": Code(
+        "a link out of the folder: it breaks, or changes, when the folder is copied", "Copy the file itself.", "warning"
+    ),
+    "files.remote-code": Code(
+        "loading this model runs code that is not the loader's", "Read that code before anyone trusts it.", "warning"
+    ),
+    "files.script": Code("code that loading does not need", "Remove the file, or name it in auto_map.", "warning"),
+    "files.training-state": Code("state of a training run", "Remove it: it is large, and tells of the run.", "warning"),
+    "files.other-format": Code("weights in a format that is not judged here", "Publish them by themselves.", "warning"),
+    "files.leftover": Code("a leftover of an editor or a system", "Remove the file.", "warning"),
+}
+
+_MANIFEST: dict[str, Code] = {
+    "manifest.invalid": Code("the manifest is absent or no manifest", _EXPORT_AGAIN),
+    "manifest.uncommitted": Code(
+        "no commit marker: the export did not finish, or the copy did not", "Copy the whole release, or export again."
+    ),
+    "manifest.replaced": Code("the manifest is not the one that was committed", _EXPORT_AGAIN),
+    "manifest.missing": Code("a file the manifest lists is absent", "Fetch the release again."),
+    "manifest.size": Code("a file has not the manifest's size", "The file was changed after the export: fetch it again."),
+    "manifest.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
+    "manifest.unlisted": Code("a file that the manifest does not list", "Remove the file: it is no part of what was checked."),
+}
+
+_SECRETS: dict[str, Code] = {
+    "secrets.credential": Code("a credential in a text file", "Revoke it, then remove it from the file and its history."),
+    "secrets.machine-path": Code(
+        "a path of somebody's machine or storage in a setting", "Set the field to the model's public name.", "warning"
+    ),
 }
 
 _INVENTORY: dict[str, Code] = {
@@ -164,14 +197,23 @@ _TOKENIZER_CODES: dict[str, Code] = {
     ),
     "tokenizer.bos-mismatch": Code("config, generation config and tokenizer begin with different ids", "Set bos_token_id alike."),
     "tokenizer.pad-mismatch": Code("config, generation config and tokenizer pad with different ids", "Set pad_token_id alike.", "warning"),
+    "tokenizer.ids-differ": Code("two of the tokenizer's files give a token different ids; loaders read one or the other", _TOKENIZER),
+    "tokenizer.specials-differ": Code("two of the tokenizer's files name different special tokens", "Write the same token in both."),
+    "tokenizer.padding-differs": Code(
+        "two of the tokenizer's files name different padding tokens", "Write the same token in both.", "warning"
+    ),
     "tokenizer.max-length": Code("the tokenizer allows more positions than the config", "Check max_position_embeddings.", "warning"),
     "tokenizer.chat-template-lost": Code("chat tokens, but no chat template", "Add chat_template.jinja if it is a chat model.", "warning"),
+    "tokenizer.chat-templates-differ": Code(
+        "the chat template stands in two files and differs; loaders read one or the other", "Keep chat_template.jinja, remove the other."
+    ),
     "tokenizer.chat-template-broken": Code("the chat template does not render", "Mend chat_template.jinja."),
 }
 
 _CONFIG_CODES: dict[str, Code] = {
     "config.model-type": Code("no model_type: no loader knows the architecture", _CONFIG),
     "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG, "warning"),
+    "config.architecture-differs": Code("architectures and model_type name different models; engines run one or the other", _CONFIG),
     "config.spellings": Code("two spellings of a field disagree; loaders read one or the other", "Write the same value in both."),
     "config.layers": Code("num_hidden_layers is not the number of layers stored", _CONFIG),
     "config.hidden": Code("hidden_size is not the embedding's width", _CONFIG),
@@ -202,8 +244,31 @@ _LOGITS: dict[str, Code] = {
     "logits.no-positions": Code("no position was compared", "Give a batch of at least one token."),
 }
 
+_SENSITIVITY: dict[str, Code] = {
+    "sensitivity.missed": Code(
+        "a fault planted into the evidence was caught by no check",
+        "Do not rely on this verdict: run the checks that were skipped, and hand in what they need.",
+    ),
+}
+
+_STATISTICS: dict[str, Code] = {
+    "statistics.rule-broken": Code("a tensor breaks a rule of the statistics suite", _SOURCE),
+    "statistics.rule-warned": Code("a tensor breaks a rule of the statistics suite that only warns", _SOURCE, "warning"),
+}
+
+_RENEW = "Mend the fault, or let the waiver's owner renew it."
+
+_POLICY: dict[str, Code] = {
+    "policy.waiver-expired": Code("a waiver's last day is over", _RENEW),
+    "policy.waiver-unused": Code("a waiver let nothing pass: a hole in the gate that nobody needs", "Remove the waiver.", "warning"),
+    "policy.check-skipped": Code("a check that the policy requires was skipped", "Hand in what it needs."),
+    "policy.witnesses": Code("fewer witnesses prove the mapping than the policy wants", "Name another witness: --against, --golden."),
+}
+
 CODES: Mapping[str, Code] = MappingProxyType(
     _FILES
+    | _MANIFEST
+    | _SECRETS
     | _INVENTORY
     | _SHAPES
     | _FINITE
@@ -216,6 +281,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _TOKENIZER_CODES
     | _CONFIG_CODES
     | _LOGITS
+    | _SENSITIVITY
+    | _STATISTICS
+    | _POLICY
 )
 
 
