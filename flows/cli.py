@@ -33,6 +33,7 @@ from flows.options import (
     StepOption,
     TiedOption,
 )
+from flows.policy_commands import policy_app
 from flows.requests import ExportRequest, GateRequest
 from reports.errors import ReleaseError, RequestError
 
@@ -49,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(policy_app)
 
 
 def main() -> None:
@@ -262,6 +264,10 @@ def gate(
     golden: GoldenOption = None,
     family: FamilyOption = "auto",
     skip: SkipOption = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="policy.yaml: required checks, limits, waivers (see shardwright policy init).", show_default=False),
+    ] = None,
     prove: Annotated[int, typer.Option(help="Plant that many faults into the evidence, and see that the checks catch each.")] = 0,
     workers: Annotated[int, typer.Option(help="Tensors read at a time.")] = 2,
     witness_memory: MemoryOption = "8GB",
@@ -284,6 +290,7 @@ def gate(
             "golden": golden,
             "family": family,
             "skip": skip or [],
+            "policy": policy,
             "prove": prove,
             "workers": workers,
             "witness_memory": witness_memory,

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
@@ -22,7 +23,9 @@ from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
 from validators.checks import CHECKS
-from validators.policy import REQUIRED_CHECKS, UNQUANTIZED
+from validators.policy import REQUIRED_CHECKS, UNQUANTIZED, Policy
+from validators.policy_file import read_policy
+from validators.review import apply_policy
 
 _ONE_FILE = 10**15  # bytes per file of a plan that nobody writes
 
@@ -57,7 +60,13 @@ def check_request(request: GateRequest) -> None:
         raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
     unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
     if unknown:
-        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
+        known = ", ".join(check.name for check in CHECKS)
+        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {known}.")
+    _read_policy(request)
+
+
+def _read_policy(request: GateRequest) -> Policy:
+    return read_policy(request.policy) if request.policy is not None else Policy()
 
 
 def gate_line(request: GateRequest, run: Run) -> Outcome:
@@ -75,18 +84,21 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
         ReleaseError: the work could not be done.
     """
     check_request(request)
+    policy = _read_policy(request)
     call, folder = run.runner.call, request.release.absolute()
     described = run.phase("describe", lambda: call(describe_release, folder, request.family, run.folder))
     digests = run.phase("digest", lambda: call(digest_files, folder, request.workers), nbytes_read=described.nbytes)
     loaded, planned = _plan_source(request, run, described)
     measured = run.phase("measure", lambda: _measure(request, run, described, loaded, planned), nbytes_read=described.nbytes)
     compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
-    judged = run.phase("check", lambda: call(check_folder, described, planned, measured, compared, digests, request.skips, run.clock))
+    known = (measured, compared, digests)
+    judged = run.phase("check", lambda: call(check_folder, described, planned, *known, policy.suite, request.skips, run.clock))
     if request.prove:
-        evidence = (described, loaded, planned, measured, compared, digests)
-        proof = run.phase("prove", lambda: call(prove, *evidence, request.skips, request.prove, run.folder / "planted"))
+        planted = run.folder / "planted"
+        proof = run.phase("prove", lambda: call(prove, described, loaded, planned, *known, request.skips, request.prove, planted))
         judged = Judged((*judged.results, proof))
-    outcome = _report(request, run, judged, measured, compared, (loaded, planned))
+    found = _report(request, run, judged, measured, compared, (loaded, planned))
+    outcome = _write(request, run, apply_policy(found, policy, datetime.now(UTC).date()))
     if not outcome.verdict.green:
         raise RejectedError(outcome)
     return outcome
@@ -131,9 +143,9 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
 
 def _report(
     request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, source: tuple[Loaded | None, Planned | None]
-) -> Outcome:
+) -> Report:
     loaded, planned = source
-    report = Report(
+    return Report(
         run_id=run.run_id,
         kind="gate",
         action="accepted",
@@ -151,6 +163,9 @@ def _report(
         omissions=tuple(Omission(f"check {check}", reason, "request") for check, reason in request.skips.items()),
         notes=loaded.notes if loaded else (),
     )
+
+
+def _write(request: GateRequest, run: Run, report: Report) -> Outcome:
     paths = write_report(report, run.folder, REQUIRED_CHECKS)
     _hand_out(request, paths.markdown, paths.junit)
     return Outcome(report, paths, report.verdict(REQUIRED_CHECKS))

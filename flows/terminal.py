@@ -109,6 +109,8 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
             print(f"{finding.severity:<8} {finding.where}: [{finding.code}] expected {finding.expected}, found {finding.found}{more}")
             if finding.severity == "error":
                 print(f"         {finding.remedy}")
+            elif finding.waived:
+                print(f"         by {finding.waived}")
     for reason, names in _asked_to_leave_out(report).items():
         print(f"left out {name_some(names)}: {reason}")
     for note in report.notes:

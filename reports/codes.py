@@ -252,6 +252,20 @@ _SENSITIVITY: dict[str, Code] = {
     ),
 }
 
+_STATISTICS: dict[str, Code] = {
+    "statistics.rule-broken": Code("a tensor breaks a rule of the statistics suite", _SOURCE),
+    "statistics.rule-warned": Code("a tensor breaks a rule of the statistics suite that only warns", _SOURCE, "warning"),
+}
+
+_RENEW = "Mend the fault, or let the waiver's owner renew it."
+
+_POLICY: dict[str, Code] = {
+    "policy.waiver-expired": Code("a waiver's last day is over", _RENEW),
+    "policy.waiver-unused": Code("a waiver let nothing pass: a hole in the gate that nobody needs", "Remove the waiver.", "warning"),
+    "policy.check-skipped": Code("a check that the policy requires was skipped", "Hand in what it needs."),
+    "policy.witnesses": Code("fewer witnesses prove the mapping than the policy wants", "Name another witness: --against, --golden."),
+}
+
 CODES: Mapping[str, Code] = MappingProxyType(
     _FILES
     | _MANIFEST
@@ -269,6 +283,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _CONFIG_CODES
     | _LOGITS
     | _SENSITIVITY
+    | _STATISTICS
+    | _POLICY
 )
 
 

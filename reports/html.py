@@ -28,7 +28,10 @@ MAX_ROWS = 100  # of any other table
 
 # Status → the mark beside its name, so that colour is never the only sign.
 MARKS = MappingProxyType({"passed": "✓", "failed": "✗", "errored": "!", "skipped": "⊘"})
-SEVERITIES: tuple[Severity, ...] = ("error", "warning")
+# Severity → how a page heads its findings, and the mark of one.
+SEVERITIES: MappingProxyType[Severity, tuple[str, str]] = MappingProxyType(
+    {"error": ("Errors", "✗ error"), "warning": ("Warnings", "! warning"), "waived": ("Waived by the policy", "⊘ waived")}
+)
 
 Row = TypeVar("Row")
 
@@ -86,12 +89,13 @@ def render_html(report: Report, required: frozenset[str] = frozenset()) -> str:
         counts={mark: sum(r.status == status for r in report.results) for status, mark in MARKS.items()},
         duration=_duration(report),
         nbytes=sum(t.nbytes for t in report.tensors),
-        groups={severity: group_findings(report, severity) for severity in SEVERITIES},
+        groups={severity: (*words, group_findings(report, severity)) for severity, words in SEVERITIES.items()},
         checks=cap(report.results, MAX_ROWS),
         witnesses=cap(sorted(report.witnesses, key=lambda w: not w.heard), MAX_ROWS),
         logits=[(c, spell_limits(c.metrics, c.limits), _draw_logits(c)) for c in report.logits],
         changes=cap(report.changes, MAX_ROWS),
         omissions=cap(report.omissions, MAX_ROWS),
+        waivers=cap(report.waivers, MAX_ROWS),
         phases=bar_phases(report.phases[:MAX_ROWS]),
         charts=draw_roles(roles.rows),
         roles=roles,

@@ -65,9 +65,9 @@ def _case(kind: str, result: CheckResult) -> TestCase:
     outcome = _OUTCOMES[result.status](result)
     if outcome is not None:
         case.result = [outcome]
-    warnings = [f for f in result.findings if f.severity == "warning"]
+    others = [f for f in result.findings if f.severity != "error"]
     measured = [f"{name}: {value or 'not measured'}" + (f" (limit {limit})" if limit else "") for name, value, limit in _measures(result)]
-    case.system_out = "\n".join([f"examined {result.examined} in {spell_seconds(result.seconds)}", *measured, *_lines(warnings)])
+    case.system_out = "\n".join([f"examined {result.examined} in {spell_seconds(result.seconds)}", *measured, *_lines(others)])
     return case
 
 
@@ -87,7 +87,8 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
     lines = []
     for f in findings[:MAX_FINDINGS]:
         alike = f" (and {f.count - 1} alike)" if f.count > 1 else ""
-        line = f"{f.severity} {f.code} at {f.where}{alike}: expected {f.expected or 'nothing'}, found {f.found or 'nothing'}. {f.remedy}"
+        line = f"{f.severity} {f.code} at {f.where}{alike}: expected {f.expected or 'nothing'}, found {f.found or 'nothing'}. "
+        line += f"Waived: {f.waived}" if f.waived else f.remedy
         lines.append(spell_unseen(line))
     more = len(findings) - MAX_FINDINGS
     return [*lines, f"{more} more in report.json"] if more > 0 else lines

@@ -13,6 +13,7 @@ from reports.spell import spell_limits, spell_number, spell_seconds, spell_unsee
 MAX_FINDINGS = 20
 MAX_CHECKS = 60
 MAX_CHARS = 200  # of one text
+SEVERITIES = {"error": "❌", "warning": "⚠️", "waived": "⊘ waived"}
 MARKS = {"passed": "✅ passed", "failed": "❌ failed", "errored": "❗ errored", "skipped": "⊘ skipped"}
 _SPECIAL = re.compile(r"([\\`*_\[\]|~&]|:(?=//)|(?<=www)\.)")  # the last two: GFM links bare addresses
 _LEADING = re.compile(r"^(\d*)([-+=#.)])")  # a list, a heading or a rule, at the start of a line only
@@ -42,6 +43,7 @@ def render_markdown(report: Report, required: frozenset[str] = frozenset()) -> s
         ),
         _more(len(report.results) - MAX_CHECKS, "checks"),
         _findings([f for result in report.results for f in result.findings]),
+        _waivers(report),
         _unheard(report),
         ", ".join(
             f"{name} {code_span(shorten(value))}"
@@ -145,16 +147,23 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 
 def _finding_row(finding: Finding) -> str:
-    mark = "❌" if finding.severity == "error" else "⚠️"
     alike = f" and {finding.count - 1} alike" if finding.count > 1 else ""
     cells: Iterable[str] = (finding.where, finding.expected, finding.found)
     where, expected, found = (code_span(shorten(cell), in_table=True) for cell in cells)
-    return f"| {mark} | {code_span(finding.code, in_table=True)} | {where}{alike} | {expected} | {found} |"
+    return f"| {SEVERITIES[finding.severity]} | {code_span(finding.code, in_table=True)} | {where}{alike} | {expected} | {found} |"
 
 
 def _unheard(report: Report) -> str:
     unheard = [w for w in report.witnesses if not w.heard][:MAX_CHECKS]
     return "\n".join(f"- not heard: {escape_markdown(shorten(w.name))} ({escape_markdown(shorten(w.detail))})" for w in unheard)
+
+
+def _waivers(report: Report) -> str:
+    used = [w for w in report.waivers if w.findings][:MAX_CHECKS]
+    said = [(w.subject, w.where, f"{w.owner} until {w.expires}: {shorten(w.reason)} ({w.place}; {w.findings} findings)") for w in used]
+    return "\n".join(
+        f"- waived {code_span(shorten(what))} at {code_span(shorten(where))} by {escape_markdown(why)}" for what, where, why in said
+    )
 
 
 def _more(count: int, what: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 SCHEMA = "shardwright.report/1"
 WITNESSED = frozenset({"values", "logits"})  # checks that hold a release against witnesses
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "waived"]
 Status = Literal["passed", "failed", "errored", "skipped"]
 Measure = float | int | str | bool
 
@@ -28,7 +28,7 @@ class Finding:
     """One thing a check found.
 
     `where` is a tensor name, file name or field; `expected` and `found` are short texts; `remedy` says what to do.
-    `count` is how many alike were folded into this one.
+    `count` is how many alike were folded into this one. `waived` names the waiver of a `waived` finding, which was an error.
     """
 
     code: str
@@ -38,11 +38,16 @@ class Finding:
     found: str
     remedy: str
     count: int = 1
+    waived: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check said. `examined` counts what it looked at; `reason` explains `skipped` and `errored`."""
+    """What one check said.
+
+    `examined` counts what it looked at; `reason` explains `skipped` and `errored`. `attachments` are JSON texts by file name, such as a
+    library's own result; they are written beside the report.
+    """
 
     check: str
     status: Status
@@ -52,6 +57,7 @@ class CheckResult:
     limits: Mapping[str, Measure] = field(default_factory=dict)
     seconds: float = 0.0
     reason: str = ""
+    attachments: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,23 @@ class Omission:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiver:
+    """An owner's word that errors of a check, or of one code, may stand until a day.
+
+    `subject` is the check or the code, `where` a pattern of places ("*" for all), `expires` the last day it holds (ISO 8601), `place`
+    where it is written ("policy.yaml:12"). `findings` counts what it let pass.
+    """
+
+    subject: str
+    where: str
+    owner: str
+    reason: str
+    expires: str
+    place: str
+    findings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """`green` or not, and the one line that says it."""
 
@@ -161,20 +184,29 @@ class Report:
     phases: tuple[Phase, ...] = ()
     changes: tuple[Change, ...] = ()
     omissions: tuple[Omission, ...] = ()
+    waivers: tuple[Waiver, ...] = ()
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
 
     def mapping_line(self) -> str:
         """Return `mapping proven by: …` or `mapping not proven`.
 
-        A witness that was heard proves something only when the checks that hold the release against it have passed.
-
         Returns:
             One line.
         """
-        is_contradicted = any(r.check in WITNESSED and r.status in ("failed", "errored") for r in self.results)
-        names = [] if is_contradicted else [w.name for w in self.witnesses if w.heard and "mapping" in w.proves]
+        names = self.mapping_witnesses()
         return f"mapping proven by: {', '.join(names)}" if names else "mapping not proven"
+
+    def mapping_witnesses(self) -> list[str]:
+        """Return the witnesses that prove the mapping.
+
+        One that was heard proves something only when the checks that hold the release against it have passed, and needed no waiver.
+
+        Returns:
+            Their names, in the order heard.
+        """
+        is_contradicted = any(r.check in WITNESSED and (r.status in ("failed", "errored") or _is_waived(r)) for r in self.results)
+        return [] if is_contradicted else [w.name for w in self.witnesses if w.heard and "mapping" in w.proves]
 
     def verdict(self, required: frozenset[str] = frozenset()) -> Verdict:
         """Return the verdict: green when no check failed or errored, and none that is `required` was skipped.
@@ -183,7 +215,7 @@ class Report:
             required: names of checks that must not be skipped.
 
         Returns:
-            Green or not, with one line that names the failed checks' codes, or the checks skipped and why.
+            Green or not, with one line that names the failed checks' codes, or the checks skipped and why, and the waivers used.
         """
         failed = [r for r in self.results if r.status == "failed"]
         errored = [r for r in self.results if r.status == "errored"]
@@ -197,16 +229,28 @@ class Report:
             parts += [f"{r.check} (could not run: {r.reason})" for r in errored]
             parts += [f"{r.check} (required, but skipped: {r.reason})" for r in lacking]
             parts += [f"{r.check} (examined nothing)" for r in hollow]
-            return Verdict(False, f"not {self.action}: {'; '.join(parts) or 'no check ran'}")
-        line = self.action
+            return Verdict(False, f"not {self.action}: {'; '.join([*parts, *self._waived()]) or 'no check ran'}")
+        parts = [self.action]
         if skipped:
-            noun = "check" if len(skipped) == 1 else "checks"
-            line += f", {len(skipped)} {noun} skipped: " + ", ".join(f"{r.check} ({r.reason})" for r in skipped)
-        return Verdict(True, line)
+            parts.append(f"{_count(len(skipped), 'check')} skipped: " + ", ".join(f"{r.check} ({r.reason})" for r in skipped))
+        return Verdict(True, ", ".join([*parts, *self._waived()]))
+
+    def _waived(self) -> list[str]:
+        used = [w for w in self.waivers if w.findings]
+        named = ", ".join(f"{w.subject} ({w.owner} until {w.expires})" for w in used)
+        return [f"{_count(sum(w.findings for w in used), 'finding')} waived: {named}"] if used else []
 
 
 def _error_codes(result: CheckResult) -> list[str]:
     return sorted({f.code for f in result.findings if f.severity == "error"})
+
+
+def _is_waived(result: CheckResult) -> bool:
+    return any(f.severity == "waived" for f in result.findings)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 _ADAPTER = TypeAdapter(Report)

@@ -22,7 +22,7 @@ class ReportPaths:
 
 
 def write_report(report: Report, folder: Path, required: frozenset[str] = frozenset()) -> ReportPaths:
-    """Write report.json, report.html, report.md and report.xml; earlier ones are replaced.
+    """Write report.json, report.html, report.md and report.xml, and what checks attached; earlier ones are replaced.
 
     The JSON comes first: should a rendering fail, what the run said is already safe.
 
@@ -38,8 +38,12 @@ def write_report(report: Report, folder: Path, required: frozenset[str] = frozen
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    stored = replace_text(folder / "report.json", report_to_json(report))
+    for name, text in [item for result in report.results for item in result.attachments.items()]:
+        assert name == Path(name).name, name
+        replace_text(folder / name, text)
     return ReportPaths(
-        json=replace_text(folder / "report.json", report_to_json(report)),
+        json=stored,
         html=replace_text(folder / "report.html", render_html(report, required)),
         markdown=replace_text(folder / "report.md", render_markdown(report, required)),
         junit=replace_text(folder / "report.xml", render_junit(report, required)),

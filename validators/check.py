@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from reports.codes import finding
-from reports.model import CheckResult, Finding, Measure
+from reports.model import CheckResult, Finding, Measure, Status
 from validators.expectation import Evidence
 from validators.release import MANIFEST_NAME, MARKER_NAME
 
@@ -44,6 +44,7 @@ class Outcome:
     examined: int = 0
     measured: Mapping[str, Measure] = field(default_factory=dict)
     limits: Mapping[str, Measure] = field(default_factory=dict)
+    attachments: Mapping[str, str] = field(default_factory=dict)  # JSON text by file name, written beside the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +105,24 @@ def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckRe
     outcome = attempt(lambda: check.examine(evidence))
     if isinstance(outcome, Exception):
         return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(outcome))
-    failed = any(found.severity == "error" for found in outcome.findings)
-    return CheckResult(
-        check.name,
-        "failed" if failed else "passed",
-        fold_findings(outcome.findings),
-        outcome.examined,
-        outcome.measured,
-        outcome.limits,
-        clock() - started,
-    )
+    return conclude(check.name, outcome, clock() - started)
+
+
+def conclude(name: str, outcome: Outcome, seconds: float) -> CheckResult:
+    """Return what an outcome means.
+
+    Args:
+        name: the check's.
+        outcome: what it said.
+        seconds: how long it took.
+
+    Returns:
+        `failed` when an error was found, else `passed`.
+    """
+    findings = fold_findings(outcome.findings)
+    status: Status = "failed" if any(found.severity == "error" for found in findings) else "passed"
+    measured, limits = outcome.measured, outcome.limits
+    return CheckResult(name, status, findings, outcome.examined, measured, limits, seconds, attachments=outcome.attachments)
 
 
 def attempt(call: Callable[[], T]) -> T | Exception:

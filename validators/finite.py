@@ -11,7 +11,7 @@ from reports.codes import finding
 from reports.model import Finding
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
-from validators.measured import Measured, by_role, compared_rows, measured_rows
+from validators.measured import Measured, by_role, compared_rows, is_norm, measured_rows
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -71,8 +71,7 @@ def _judge_constant(group: Sequence[Measured]) -> Iterator[Finding]:
 
 
 def _is_fresh_norm(row: Measured) -> bool:
-    is_norm = "norm" in row.name.lower() or ".ln_" in row.name
-    return is_norm and row.absmax == 1.0 and row.mean == 1.0
+    return is_norm(row.name) and row.absmax == 1.0 and row.mean == 1.0
 
 
 CHECK = Check("finite", ("bytes",), examine)

@@ -5,7 +5,7 @@ TOP1_POSITIONS positions whose margin exceeds the noise.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from reports.codes import finding
@@ -28,10 +28,22 @@ def examine(evidence: Evidence) -> Outcome:
     Returns:
         Findings, and the number of positions compared.
     """
-    findings = [found for comparison in evidence.logits for found in _judge(comparison)]
-    measured = {_key(c, metric): value for c in evidence.logits for metric, value in c.metrics.items()}
-    limits = {_key(c, metric): value for c in evidence.logits for metric, value in c.limits.items()}
-    return Outcome(tuple(findings), sum(c.positions for c in evidence.logits), measured, limits)
+    return judge_comparisons(evidence.logits)
+
+
+def judge_comparisons(comparisons: Sequence[LogitsComparison]) -> Outcome:
+    """Hold metrics against limits.
+
+    Args:
+        comparisons: each with its limits.
+
+    Returns:
+        Findings, and the number of positions compared.
+    """
+    findings = [found for comparison in comparisons for found in _judge(comparison)]
+    measured = {_key(c, metric): value for c in comparisons for metric, value in c.metrics.items()}
+    limits = {_key(c, metric): value for c in comparisons for metric, value in c.limits.items()}
+    return Outcome(tuple(findings), sum(c.positions for c in comparisons), measured, limits)
 
 
 def _key(comparison: LogitsComparison, metric: str) -> str:

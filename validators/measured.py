@@ -118,6 +118,18 @@ def role_of(name: str) -> str:
     return _INDEX.sub("*", name)
 
 
+def is_norm(name: str) -> bool:
+    """Return whether a name is that of a norm's tensor.
+
+    Args:
+        name: a tensor name.
+
+    Returns:
+        Whether it says so.
+    """
+    return "norm" in name.lower() or ".ln_" in name
+
+
 def by_role(rows: Iterable[Measured]) -> Mapping[str, Sequence[Measured]]:
     """Return rows grouped by role.
 

@@ -1,4 +1,6 @@
-"""The release policy: what the numbers of a check may be, and which checks must not be skipped. One tolerance table.
+"""The release policy: what the numbers of a check may be, which checks must not be skipped, and what is waived. One tolerance table.
+
+A `Policy` is what an owner may decide; `validators.policy_file` reads one, `validators.review` holds a report against it.
 
 A *row* of limits is named by the coarsest dtype that took part: the release's, the source's, and the one the reference forward was
 computed in. Mixture-of-experts models have rows of their own: a router flips experts at rounding noise.
@@ -11,10 +13,12 @@ Llama-3-8B; own measurements on trained toy models, dense and MoE.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from reports.errors import RequestError, name_some
+from reports.model import Waiver
 
 LimitsRow = Literal["F32", "F16", "BF16", "F32 MoE", "F16 MoE", "BF16 MoE"]
 
@@ -59,6 +63,22 @@ UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
 REQUIRED_CHECKS: frozenset[str] = frozenset()  # names of checks whose skipping turns the verdict; by default none
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an owner decided.
+
+    `required` are checks that must not be skipped, `witnesses` how many must prove the mapping; for both, `places` says where that is
+    written. `limits` is a whole table, as LIMITS. `suite` is the JSON text of a statistics suite, "" for the one that is shipped.
+    """
+
+    required: frozenset[str] = REQUIRED_CHECKS
+    witnesses: int = 0
+    limits: Mapping[LimitsRow, Mapping[str, float]] = field(default_factory=lambda: LIMITS)
+    suite: str = ""
+    waivers: tuple[Waiver, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
 def dtype_code(name: str) -> str:
     """Return the safetensors code of a dtype, however it is spelled.
 
@@ -98,15 +118,16 @@ def limits_row(release_dtype: str, source_dtype: str, computed_in: str, *, is_mo
     return dense.get(coarsest, ("F32", "F32 MoE"))[is_moe]
 
 
-def cast_limits(row: LimitsRow, noise_floor: float) -> Mapping[str, float]:
+def cast_limits(row: LimitsRow, noise_floor: float, table: Mapping[LimitsRow, Mapping[str, float]] = LIMITS) -> Mapping[str, float]:
     """Return the limits of a cast: those of its row, with the mean KL held near the noise floor.
 
     Args:
         row: a key of LIMITS.
         noise_floor: mean KL of an honest cast (or, without a cast, of a repeated forward) measured in the same run.
+        table: the policy's limits.
 
     Returns:
         The row, `mean_kl` at most FLOOR_FACTOR times the floor and never above the row's own number.
     """
     allowed = max(SMALLEST_MEAN_KL, FLOOR_FACTOR * noise_floor)
-    return {**LIMITS[row], "mean_kl": min(LIMITS[row]["mean_kl"], allowed)}
+    return {**table[row], "mean_kl": min(table[row]["mean_kl"], allowed)}

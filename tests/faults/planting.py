@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.model import CheckResult
+from reports.model import CheckResult, Report
 from tasks.measure import measure
 from tests.builders.measuring import compare_logits, plan_of
 from tests.builders.plans import whole, write_plan
 from tests.builders.releases import SoundRelease
-from validators.check import run
-from validators.checks import CHECKS
+from validators.check import Check, run
+from validators.checks import CHECKS, CHECKS_OF_EXPORT
 from validators.expectation import Evidence
 from validators.release import open_release
 from validators.tables import parse_shape
@@ -24,7 +24,8 @@ class Fault:
 
     `base` is a key of tests.builders.releases.MODELS. `plant` damages the release folder. `prepare` shapes the source first, and what
     follows is honest of it. `amend` changes the gathered evidence, for faults that lie in a plan or a comparison. `dtype` is the dtype
-    requested; `logits` the row of limits to compare logits at, "" for none.
+    requested; `logits` the row of limits to compare logits at, "" for none. `review` holds the report against a policy, for faults that
+    lie in it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Fault:
     amend: Callable[[Evidence], Evidence] | None = None
     dtype: str = ""
     logits: str = ""
+    review: Callable[[Report], Report] | None = None
 
 
 def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", logits: str = "") -> Evidence:
@@ -70,6 +72,28 @@ def plant_and_gather(fault: Fault, sound: SoundRelease, scratch: Path) -> Eviden
     return fault.amend(evidence) if fault.amend else evidence
 
 
-def judge_all(evidence: Evidence) -> list[CheckResult]:
+def report_of(results: list[CheckResult], evidence: Evidence) -> Report:
+    """Return the report of a gate that found `results`."""
+    return Report(
+        **{"run_id": "gate-1", "kind": "gate", "action": "accepted", "subject": "release", "source": "none given", "plan_digest": ""},
+        **{"environment": {}, "started": "2026-11-29T16:04:11+00:00", "finished": "2026-11-29T16:04:12+00:00"},
+        results=tuple(results),
+        witnesses=evidence.witnesses,
+        logits=evidence.logits,
+    )
+
+
+def judge_all(evidence: Evidence, checks: tuple[Check, ...] = CHECKS_OF_EXPORT) -> list[CheckResult]:
     """Return what every check says; the clock stands still."""
-    return [run(check, evidence, lambda: 0.0) for check in CHECKS]
+    return [run(check, evidence, lambda: 0.0) for check in checks]
+
+
+def checks_for(fault: Fault) -> tuple[Check, ...]:
+    """Return the checks a fault is shown to: the gate's own, slow to import, only where they must catch it."""
+    return CHECKS if fault.code.startswith("statistics.") else CHECKS_OF_EXPORT
+
+
+def judge(fault: Fault, evidence: Evidence) -> list[CheckResult]:
+    """Return what the checks say of a planted fault, held against the fault's policy if it has one."""
+    results = judge_all(evidence, checks_for(fault))
+    return list(fault.review(report_of(results, evidence)).results) if fault.review else results
