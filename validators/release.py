@@ -11,9 +11,11 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
+MAX_NUMEL = 2**48  # elements; what is larger is no tensor but an attack on whoever allocates it
 INDEX_NAME = "model.safetensors.index.json"
 MANIFEST_NAME = "shardwright.json"
 MARKER_NAME = "shardwright.committed"
@@ -193,7 +195,7 @@ def read_header(path: Path, name: str) -> WeightFile:
         Its tensors in the order of their offsets.
 
     Raises:
-        ValueError: the header is absent, too long, not JSON, or its entries lack dtype, shape or offsets.
+        ValueError: the header is absent, too long, not JSON, or its entries lack dtype, shape or offsets, or are impossible.
         RecursionError: the JSON is nested without end.
     """
     nbytes = path.stat().st_size
@@ -236,4 +238,6 @@ def _stored(file: str, name: str, entry: object) -> StoredTensor:
         raise ValueError(f"{name}: header entry without a valid dtype, shape and data_offsets")
     assert isinstance(shape, list)
     assert isinstance(offsets, list)
+    if prod(shape) > MAX_NUMEL or offsets[1] > MAX_NUMEL:
+        raise ValueError(f"{name}: shape {shape} at {offsets} is larger than any file")
     return StoredTensor(name, file, dtype, tuple(shape), offsets[0], offsets[1])

@@ -165,6 +165,7 @@ FAULTS = (
     Fault("dtype_unheard_of", "dense", "files.unknown-dtype", change_entry(dtype="F7")),
     Fault("metadata_no_format", "dense", "files.no-format", drop_format),  # 55
     Fault("metadata_of_numbers", "dense", "files.malformed", lambda folder: edit_header(first_file(folder), set_metadata)),
+    Fault("shape_beyond_any_file", "dense", "files.malformed", change_entry(shape=[2**40, 2**40])),
     Fault("header_nested_without_end", "dense", "files.malformed", repeat_key(b'{"', b'{"x":' + b"[" * 100_000 + b',"')),
     Fault("tensor_twice_in_header", "dense", "files.duplicate-key", repeat_key(QROW, QROW + b"{}," + QROW)),
     Fault(

@@ -36,6 +36,7 @@ def test_two_tensors_back_to_back_are_sound(tmp_path):
         (b"[]", 0, "files.malformed", "model.safetensors"),
         (b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}', 8, "files.malformed", "model.safetensors"),
         (b'{"a":{"dtype":"F32","shape":[2]}}', 8, "files.malformed", "model.safetensors"),
+        (TWO.replace(b"[2]", b"[1099511627776,1099511627776]"), 10, "files.malformed", "model.safetensors"),
         (b"\xff\xfe", 0, "files.malformed", "model.safetensors"),
     ],
 )
