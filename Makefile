@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint fast bench clean
+.PHONY: demo test lint fast faults bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -27,6 +27,10 @@ fast: $(STAMP)  ## the tests that take seconds
 
 test: lint fast  ## everything: lint, fast tests, then slow ones and the recorded cases
 	$(BIN)/python -m pytest -q -n 2 -m "slow or cases"
+
+faults: $(STAMP)  ## plant every fault; what evidence shows which, printed and kept in docs/
+	$(BIN)/python -m tests.faults.table
+	$(BIN)/python -m tests.faults.evidence
 
 bench: $(STAMP)  ## ratios to cp; GB=16 for another size
 	$(BIN)/python -m tests.benchmarks.export --gb $(or $(GB),4)

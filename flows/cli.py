@@ -33,6 +33,7 @@ from flows.options import (
     StepOption,
     TiedOption,
 )
+from flows.policy_commands import policy_app
 from flows.requests import ExportRequest, GateRequest
 from reports.errors import ReleaseError, RequestError
 
@@ -49,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(policy_app)
 
 
 def main() -> None:
@@ -163,7 +165,10 @@ def export(
         "runs": runs or _default_runs(),
     }
     if clean:
-        return _clean(to)
+        from flows.cleaning import remove_stages
+
+        remove_stages(to)
+        return GREEN
     typed = {"fsync" if name == "no_fsync" else name for name in context.params if _is_typed(context, name)}
     request = _read_request(request_file, given, typed)
     return _run_export(request, as_json=as_json)
@@ -188,25 +193,6 @@ def _read_request(path: Path | None, given: Mapping[str, object], typed: set[str
     if not isinstance(content, dict):
         raise RequestError("is not a mapping of option to value", where=str(path))
     return ExportRequest.model_validate({"runs": given["runs"], **content, **{name: given[name] for name in typed & given.keys()}})
-
-
-def _clean(to: Path | None) -> int:
-    from tasks.engine.writing.stage import lock_of, stale_stages
-
-    if to is None:
-        raise RequestError("is missing", where="--to", remedy="Say which destination's stages to remove.")
-    destination = to.absolute()
-    stages = stale_stages(destination)
-    if not stages:
-        print(f"no stage beside {destination}")
-        return GREEN
-    import shutil
-
-    with lock_of(destination):
-        for stage in stages:
-            shutil.rmtree(stage)
-            print(f"removed {stage}")
-    return GREEN
 
 
 def _default_runs() -> Path:
@@ -278,6 +264,11 @@ def gate(
     golden: GoldenOption = None,
     family: FamilyOption = "auto",
     skip: SkipOption = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="policy.yaml: required checks, limits, waivers (see shardwright policy init).", show_default=False),
+    ] = None,
+    prove: Annotated[int, typer.Option(help="Plant that many faults into the evidence, and see that the checks catch each.")] = 0,
     workers: Annotated[int, typer.Option(help="Tensors read at a time.")] = 2,
     witness_memory: MemoryOption = "8GB",
     junit: Annotated[Path | None, typer.Option(help="Write the results there too, as JUnit XML.", show_default=False)] = None,
@@ -299,6 +290,8 @@ def gate(
             "golden": golden,
             "family": family,
             "skip": skip or [],
+            "policy": policy,
+            "prove": prove,
             "workers": workers,
             "witness_memory": witness_memory,
             "junit": junit,

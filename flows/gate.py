@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
@@ -17,11 +18,14 @@ from tasks.engine.formats.readers import check_folder as check_source
 from tasks.gather import compare_recorded, describe_release, digest_files, measure_alone
 from tasks.handover import Compared, Described, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
 from tasks.load_shards import load_shards
+from tasks.prove import prove
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
-from validators.checks import CHECKS
-from validators.policy import REQUIRED_CHECKS, UNQUANTIZED
+from validators.checks import GATE_CHECKS
+from validators.policy import REQUIRED_CHECKS, UNQUANTIZED, Policy
+from validators.policy_file import read_policy
+from validators.review import apply_policy
 
 _ONE_FILE = 10**15  # bytes per file of a plan that nobody writes
 
@@ -54,9 +58,15 @@ def check_request(request: GateRequest) -> None:
     if request.golden is not None and not request.golden.is_file():
         what = "is a folder, not a file" if request.golden.exists() else "does not exist"
         raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
-    unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
+    unknown = sorted(set(request.skips) - {check.name for check in GATE_CHECKS})
     if unknown:
-        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
+        known = ", ".join(check.name for check in GATE_CHECKS)
+        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {known}.")
+    _read_policy(request)
+
+
+def _read_policy(request: GateRequest) -> Policy:
+    return read_policy(request.policy) if request.policy is not None else Policy()
 
 
 def gate_line(request: GateRequest, run: Run) -> Outcome:
@@ -74,14 +84,21 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
         ReleaseError: the work could not be done.
     """
     check_request(request)
+    policy = _read_policy(request)
     call, folder = run.runner.call, request.release.absolute()
     described = run.phase("describe", lambda: call(describe_release, folder, request.family, run.folder))
     digests = run.phase("digest", lambda: call(digest_files, folder, request.workers), nbytes_read=described.nbytes)
     loaded, planned = _plan_source(request, run, described)
     measured = run.phase("measure", lambda: _measure(request, run, described, loaded, planned), nbytes_read=described.nbytes)
     compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
-    judged = run.phase("check", lambda: call(check_folder, described, planned, measured, compared, digests, request.skips, run.clock))
-    outcome = _report(request, run, judged, measured, compared, loaded)
+    known = (measured, compared, digests)
+    judged = run.phase("check", lambda: call(check_folder, described, planned, *known, policy.suite, request.skips, run.clock))
+    if request.prove:
+        planted = run.folder / "planted"
+        proof = run.phase("prove", lambda: call(prove, described, loaded, planned, *known, request.skips, request.prove, planted))
+        judged = Judged((*judged.results, proof))
+    found = _report(request, run, judged, measured, compared, (loaded, planned))
+    outcome = _write(request, run, apply_policy(found, policy, datetime.now(UTC).date()))
     if not outcome.verdict.green:
         raise RejectedError(outcome)
     return outcome
@@ -124,14 +141,17 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
             shutil.rmtree(merged)
 
 
-def _report(request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, loaded: Loaded | None) -> Outcome:
-    report = Report(
+def _report(
+    request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, source: tuple[Loaded | None, Planned | None]
+) -> Report:
+    loaded, planned = source
+    return Report(
         run_id=run.run_id,
         kind="gate",
         action="accepted",
         subject=str(request.release.absolute()),
         source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})" if loaded else "none given",
-        plan_digest="",
+        plan_digest=planned.digest if planned else "",
         results=judged.results,
         witnesses=(measured.witness, *compared.witnesses),
         environment=run.environment,
@@ -143,6 +163,9 @@ def _report(request: GateRequest, run: Run, judged: Judged, measured: Measured, 
         omissions=tuple(Omission(f"check {check}", reason, "request") for check, reason in request.skips.items()),
         notes=loaded.notes if loaded else (),
     )
+
+
+def _write(request: GateRequest, run: Run, report: Report) -> Outcome:
     paths = write_report(report, run.folder, REQUIRED_CHECKS)
     _hand_out(request, paths.markdown, paths.junit)
     return Outcome(report, paths, report.verdict(REQUIRED_CHECKS))

@@ -17,7 +17,8 @@ AssetsOption = Annotated[
     typer.Option(help="Folder of config.json and tokenizer. [default: the checkpoint, if it holds a config]", show_default=False),
 ]
 FamilyOption = Annotated[
-    str, typer.Option(help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, gpt2.")
+    str,
+    typer.Option(help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v3, gpt2."),
 ]
 DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
 DropOption = Annotated[

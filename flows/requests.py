@@ -73,12 +73,14 @@ class GateRequest(BaseModel):
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
+    policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers, rules for the statistics.")
+    prove: int = Field(0, ge=0, le=1000, description="Plant that many faults into the evidence, and see that the checks catch each.")
     workers: int = Field(2, ge=1, le=64, description="Tensors read at a time.")
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("release", "against", "golden", "junit", "runs")(_is_text)
+    _paths = field_validator("release", "against", "golden", "policy", "junit", "runs")(_is_text)
     _reasons = field_validator("skip")(_has_reason)
 
     @property

@@ -25,6 +25,8 @@ _SOURCE = "Look at this tensor in the checkpoint; if it is so there, export anot
 _REPORT = "Do not publish. Export again; if it comes back, report it with the run folder."
 _CONFIG = "Use the config.json the model was trained with."
 _TOKENIZER = "Hand in the tokenizer the model was trained with (--assets)."
+_UNTRAINED = "Look at this tensor in the checkpoint: it may never have been loaded or trained."
+_COPIED = "A rank was read twice, or a layer offset is wrong: export again."
 _MAPPING = "The weights are not where the model looks for them: check --family and the source's naming, then export again."
 
 _FILES: dict[str, Code] = {
@@ -47,9 +49,42 @@ _FILES: dict[str, Code] = {
     "files.index-unlisted": Code("a stored tensor is not in the index, so no loader reads it", _EXPORT_AGAIN),
     "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
     "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
+    "files.duplicate-key": Code("a key stands twice in a header, the index or a config; readers choose different ones", _EXPORT_AGAIN),
     "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
-    "files.manifest-mismatch": Code("the manifest and the files disagree", _EXPORT_AGAIN),
-    "files.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
+    "files.executable": Code("a program: no part of a release", "Remove the file."),
+    "files.half-written": Code("what a writer left when it was stopped", "Remove it, and look whether the file it was meant for is whole."),
+    "files.adapter": Code("an adapter beside merged weights; loaders put it on top of them", "Remove it, or publish it by itself."),
+    "files.adapter-tensor": Code("a tensor under an adapter's name, in a model of no known family", "Merge the adapter first.", "warning"),
+    "files.link-broken": Code("a link that leads nowhere", "Copy the file itself."),
+    "files.link-outside": Code(
+        "a link out of the folder: it breaks, or changes, when the folder is copied", "Copy the file itself.", "warning"
+    ),
+    "files.remote-code": Code(
+        "loading this model runs code that is not the loader's", "Read that code before anyone trusts it.", "warning"
+    ),
+    "files.script": Code("code that loading does not need", "Remove the file, or name it in auto_map.", "warning"),
+    "files.training-state": Code("state of a training run", "Remove it: it is large, and tells of the run.", "warning"),
+    "files.other-format": Code("weights in a format that is not judged here", "Publish them by themselves.", "warning"),
+    "files.leftover": Code("a leftover of an editor or a system", "Remove the file.", "warning"),
+}
+
+_MANIFEST: dict[str, Code] = {
+    "manifest.invalid": Code("the manifest is absent or no manifest", _EXPORT_AGAIN),
+    "manifest.uncommitted": Code(
+        "no commit marker: the export did not finish, or the copy did not", "Copy the whole release, or export again."
+    ),
+    "manifest.replaced": Code("the manifest is not the one that was committed", _EXPORT_AGAIN),
+    "manifest.missing": Code("a file the manifest lists is absent", "Fetch the release again."),
+    "manifest.size": Code("a file has not the manifest's size", "The file was changed after the export: fetch it again."),
+    "manifest.digest": Code("a file's sha256 is not the manifest's", "The file was changed after the export: fetch it again."),
+    "manifest.unlisted": Code("a file that the manifest does not list", "Remove the file: it is no part of what was checked."),
+}
+
+_SECRETS: dict[str, Code] = {
+    "secrets.credential": Code("a credential in a text file", "Revoke it, then remove it from the file and its history."),
+    "secrets.machine-path": Code(
+        "a path of somebody's machine or storage in a setting", "Set the field to the model's public name.", "warning"
+    ),
 }
 
 _INVENTORY: dict[str, Code] = {
@@ -110,6 +145,39 @@ _EXPERTS: dict[str, Code] = {
     "experts.undeclared": Code("expert tensors in a model whose config declares none", _CONFIG),
 }
 
+_DUPLICATES: dict[str, Code] = {
+    "duplicates.unit": Code("a layer or expert is a copy of another", _COPIED),
+    "duplicates.near-unit": Code("a layer or expert is a copy of another but for rounding", _COPIED),
+    "duplicates.matrix": Code("a matrix is a copy of the same one in another layer or expert", _COPIED),
+    "duplicates.near": Code("nearer to a sibling than training explains", "Look whether the model was grown from copies.", "warning"),
+    "duplicates.shared": Code("all layers hold about the same matrix", "Look whether the model shares it by design.", "warning"),
+    "duplicates.source": Code("a copy in the source too", "Look whether the model was grown from copies.", "warning"),
+}
+
+_ROWS: dict[str, Code] = {
+    "rows.zero": Code(
+        "rows of tokens the tokenizer produces are zero", "A vocabulary shard was not merged, or padded inside: export again."
+    ),
+    "rows.zero-reserved": Code(
+        "rows of special or reserved tokens are zero; fine-tuning on them gives infinities", "Fill them before others train.", "warning"
+    ),
+    "rows.block": Code("a block of rows repeats another", "A vocabulary shard was read twice: export again."),
+    "rows.equal": Code("tokens share the same row", "Look whether they were added and never trained.", "warning"),
+    "rows.source": Code("zero or repeated rows in the source too", _SOURCE, "warning"),
+}
+
+_OUTLIERS: dict[str, Code] = {
+    "outliers.norms-centred": Code(
+        "the norms centre on zero in a family that centres on one", "Add the trainer's 1 to its zero-centred gammas."
+    ),
+    "outliers.norm-lean": Code(
+        "norm weights centre on zero where others do not", "Look whether the trainer keeps them less one, or lost them.", "warning"
+    ),
+    "outliers.norm-untouched": Code("the norms of a role are all ones, those of others are not", _UNTRAINED, "warning"),
+    "outliers.rms": Code("a matrix is much larger or smaller than its siblings", _UNTRAINED, "warning"),
+    "outliers.fresh": Code("a matrix looks freshly drawn, its siblings look trained", _UNTRAINED, "warning"),
+}
+
 _VALUES: dict[str, Code] = {
     "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
     "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
@@ -129,14 +197,23 @@ _TOKENIZER_CODES: dict[str, Code] = {
     ),
     "tokenizer.bos-mismatch": Code("config, generation config and tokenizer begin with different ids", "Set bos_token_id alike."),
     "tokenizer.pad-mismatch": Code("config, generation config and tokenizer pad with different ids", "Set pad_token_id alike.", "warning"),
+    "tokenizer.ids-differ": Code("two of the tokenizer's files give a token different ids; loaders read one or the other", _TOKENIZER),
+    "tokenizer.specials-differ": Code("two of the tokenizer's files name different special tokens", "Write the same token in both."),
+    "tokenizer.padding-differs": Code(
+        "two of the tokenizer's files name different padding tokens", "Write the same token in both.", "warning"
+    ),
     "tokenizer.max-length": Code("the tokenizer allows more positions than the config", "Check max_position_embeddings.", "warning"),
     "tokenizer.chat-template-lost": Code("chat tokens, but no chat template", "Add chat_template.jinja if it is a chat model.", "warning"),
+    "tokenizer.chat-templates-differ": Code(
+        "the chat template stands in two files and differs; loaders read one or the other", "Keep chat_template.jinja, remove the other."
+    ),
     "tokenizer.chat-template-broken": Code("the chat template does not render", "Mend chat_template.jinja."),
 }
 
 _CONFIG_CODES: dict[str, Code] = {
     "config.model-type": Code("no model_type: no loader knows the architecture", _CONFIG),
     "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG, "warning"),
+    "config.architecture-differs": Code("architectures and model_type name different models; engines run one or the other", _CONFIG),
     "config.spellings": Code("two spellings of a field disagree; loaders read one or the other", "Write the same value in both."),
     "config.layers": Code("num_hidden_layers is not the number of layers stored", _CONFIG),
     "config.hidden": Code("hidden_size is not the embedding's width", _CONFIG),
@@ -167,6 +244,13 @@ _LOGITS: dict[str, Code] = {
     "logits.no-positions": Code("no position was compared", "Give a batch of at least one token."),
 }
 
+_SENSITIVITY: dict[str, Code] = {
+    "sensitivity.missed": Code(
+        "a fault planted into the evidence was caught by no check",
+        "Do not rely on this verdict: run the checks that were skipped, and hand in what they need.",
+    ),
+}
+
 _STATISTICS: dict[str, Code] = {
     "statistics.rule-broken": Code("a tensor breaks a rule of the statistics suite", _SOURCE),
     "statistics.rule-warned": Code("a tensor breaks a rule of the statistics suite that only warns", _SOURCE, "warning"),
@@ -183,15 +267,21 @@ _POLICY: dict[str, Code] = {
 
 CODES: Mapping[str, Code] = MappingProxyType(
     _FILES
+    | _MANIFEST
+    | _SECRETS
     | _INVENTORY
     | _SHAPES
     | _FINITE
     | _TIED
     | _EXPERTS
+    | _DUPLICATES
+    | _ROWS
+    | _OUTLIERS
     | _VALUES
     | _TOKENIZER_CODES
     | _CONFIG_CODES
     | _LOGITS
+    | _SENSITIVITY
     | _STATISTICS
     | _POLICY
 )

@@ -15,7 +15,7 @@ from tasks.handover import Compared, Described, Judged, Measured, Planned
 from tasks.measure import measure
 from tasks.reshard import read_config
 from validators.check import Check, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT
+from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, GATE_CHECKS
 from validators.expectation import Evidence, Expectation, expectation_from_json
 from validators.release import Release, StoredTensor, WeightFile, open_release
 from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
@@ -64,7 +64,7 @@ def measure_release(folder: Path, planned: Planned, roots: tuple[Path, ...], run
 def check_release(
     folder: Path, planned: Planned, measured: Measured, compared: Compared, skips: Mapping[str, str], clock: Callable[[], float]
 ) -> Judged:
-    """Run the checks of an export on the release as it lies on disk.
+    """Run every check on the release as it lies on disk.
 
     Args:
         folder: the stage.
@@ -75,7 +75,7 @@ def check_release(
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS_OF_EXPORT.
+        The results, in the order of CHECKS.
     """
     absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
     evidence = _evidence(folder, measured, compared, absent)
@@ -84,8 +84,9 @@ def check_release(
         expected=_expected(planned.expected),
         plan=read_table(PlanTable, planned.table),
         dtype=planned.release_dtype if planned.uncast else "",
+        in_stage=True,
     )
-    return Judged(_run_all(CHECKS_OF_EXPORT, evidence, skips, clock))
+    return Judged(_run_all(CHECKS, evidence, skips, clock))
 
 
 @task(name="check folder", cache_policy=NO_CACHE)
@@ -95,6 +96,7 @@ def check_folder(
     measured: Measured,
     compared: Compared,
     digests: Mapping[str, str],
+    suite: str,
     skips: Mapping[str, str],
     clock: Callable[[], float],
 ) -> Judged:
@@ -106,11 +108,31 @@ def check_folder(
         measured: its tables.
         compared: what the logits showed.
         digests: sha256 by weight file.
+        suite: JSON text of the policy's statistics suite, "" for the one that is shipped.
         skips: check → reason.
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS.
+        The results, in the order of GATE_CHECKS.
+    """
+    evidence = replace(gather_evidence(described, planned, measured, compared, digests), suite=suite)
+    return Judged(_run_all(GATE_CHECKS, evidence, skips, clock))
+
+
+def gather_evidence(
+    described: Described, planned: Planned | None, measured: Measured, compared: Compared, digests: Mapping[str, str]
+) -> Evidence:
+    """Put together what is known of a finished release.
+
+    Args:
+        described: the release.
+        planned: how its source would be exported to it; None without a source.
+        measured: its tables.
+        compared: what the logits showed.
+        digests: sha256 by weight file.
+
+    Returns:
+        The evidence.
     """
     alone = "nothing to compare with (--against)"
     absent = {"logits": compared.reason, "family": described.reason, "config": "no config.json", "plan": alone, "tokenizer": "none in it"}
@@ -118,7 +140,7 @@ def check_folder(
     evidence = replace(_evidence(described.folder, measured, compared, absent), expected=_expected(described.expected), digests=digests)
     if planned is not None:
         evidence = replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
-    return Judged(_run_all(CHECKS, evidence, skips, clock))
+    return evidence
 
 
 def _evidence(folder: Path, measured: Measured, compared: Compared, absent: Mapping[str, str]) -> Evidence:

@@ -21,10 +21,12 @@ import pandas as pd
 import torch
 
 from reports.model import Witness
+from tasks.sketch import Rows, Sample
 from tasks.tally import Difference, Indices, Scratch, Tally
 from tasks.witnesses.boxes import Box, read_box, read_bytes
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.second_path import SecondPath, Target
+from validators.measured import role_of
 from validators.release import StoredTensor, open_release
 from validators.tables import TensorTable, ValueTable, format_shape
 
@@ -150,6 +152,7 @@ def _is_intact(tensor: StoredTensor, data_nbytes: int) -> bool:
 
 def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, object], dict[str, object] | None]:
     tally, difference = Tally(_worker.scratch), Difference(_worker.scratch)
+    sample, rows = Sample(job.tensor.shape), Rows(job.tensor.shape) if _has_rows(job.tensor) else None
     target = witness.targets.get(job.tensor.name) if witness else None
     comparable = target is not None and (target.shape, target.dtype) == (job.tensor.shape, job.tensor.dtype)
     if job.intact:
@@ -157,17 +160,27 @@ def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, ob
         with job.path.open("rb", buffering=0) as file:
             for box, source in _pieces(job, witness if comparable else None):
                 found = read_box(file.fileno(), job.path, job.start, dtype, job.tensor.shape, box).contiguous()
+                zeros = tally.zeros
                 squares = tally.add(found)
+                sample.add(found, box)
+                if rows is not None:
+                    rows.add(found, box, tally.zeros - zeros)
                 if source is not None:
                     difference.add(found, source, squares, partial(_flat_index, box, job.tensor.shape))
     compared = comparable and job.intact
     row = _tensor_row(job, tally, difference.relative_error if compared else math.nan)
+    row |= {"sample": sample.text, "repeated": rows.text if rows is not None and job.intact else ""}
     if witness is None or target is None:
         return row, None
     if not compared:
         numel = prod(target.shape)
         difference = Difference(numel=numel, differing=numel, first=0 if numel else -1, max_abs=math.nan)
     return row, _value_row(job, witness, target, difference)
+
+
+def _has_rows(tensor: StoredTensor) -> bool:
+    # Tables of one row per token or position: the matrices outside the layers.
+    return len(tensor.shape) == 2 and role_of(tensor.name) == tensor.name and tensor.stop > tensor.start
 
 
 def _pieces(job: _Job, witness: SecondPath | None) -> Iterator[tuple[Box, torch.Tensor | None]]:

@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 from reports.codes import finding
 from reports.model import CheckResult, Finding, Measure, Status
 from validators.expectation import Evidence
+from validators.release import MANIFEST_NAME, MARKER_NAME
 
 Judgement = Finding | None  # None: judged and right
-Need = Literal["headers", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
+Need = Literal["headers", "folder", "manifest", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
 
 T = TypeVar("T")
 
@@ -70,6 +71,11 @@ def has_tokenizer(folder: Path | None) -> bool:
 NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
     {
         "headers": _NeedRow(lambda evidence: True, ""),
+        "folder": _NeedRow(lambda evidence: evidence.release.folder is not None, "only planned"),
+        "manifest": _NeedRow(
+            lambda evidence: evidence.release.folder is not None and not {MANIFEST_NAME, MARKER_NAME}.isdisjoint(evidence.release.others),
+            "not made by `shardwright export`",
+        ),
         "bytes": _NeedRow(lambda evidence: evidence.release.folder is not None and evidence.tensors is not None, "no tensor measured"),
         "family": _NeedRow(lambda evidence: evidence.expected is not None, "no family"),
         "config": _NeedRow(lambda evidence: bool(evidence.release.config), "no config"),

@@ -31,7 +31,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "intermediate": ("intermediate_size", "n_inner"),
         "moe_intermediate": ("moe_intermediate_size",),
         "vocabulary": ("vocab_size",),
-        "experts": ("num_local_experts", "num_experts"),
+        "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
         "eps": ("rms_norm_eps", "layer_norm_epsilon"),
         "positions": ("max_position_embeddings", "n_positions"),
     }
@@ -97,9 +97,61 @@ DIMS: Mapping[str, Sequence[_DimRow]] = MappingProxyType(
         "qwen3": _LLAMA,
         "qwen3_moe": (*_LLAMA, *_QWEN_MOE),
         "mixtral": (*_LLAMA, *_MIXTRAL),
+        "deepseek_v3": (*_LLAMA[:2], *_LLAMA[-3:], *_QWEN_MOE),
         "gpt2": _GPT2,
     }
 )
+# Model types whose classes are called as they are. Others (custom code, text halves of larger models) are not judged by their name.
+NAMED_ALIKE = frozenset(
+    {
+        *(
+            "llama",
+            "llama4",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+            "qwen3_moe",
+            "gpt2",
+            "gpt_neo",
+            "gpt_neox",
+            "gptj",
+            "opt",
+        ),
+        *("deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "phi", "phi3", "falcon", "bloom", "mpt", "olmo", "olmo2", "olmoe"),
+        *(
+            "cohere",
+            "cohere2",
+            "starcoder2",
+            "stablelm",
+            "granite",
+            "granitemoe",
+            "glm",
+            "glm4",
+            "gpt_oss",
+            "mamba",
+            "mamba2",
+            "jamba",
+            "dbrx",
+        ),
+        *(
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "deberta-v2",
+            "modernbert",
+            "t5",
+            "bart",
+            "smollm3",
+            "nemotron",
+            "exaone4",
+            "ernie4_5",
+            "minimax",
+        ),
+    }
+)
+_CLASS = re.compile(r"(\w+?)(?:For[A-Z]\w*|Model|LMHeadModel|PreTrainedModel)")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -116,6 +168,7 @@ def examine(evidence: Evidence) -> Outcome:
     config, release = evidence.release.config, evidence.release
     judgements = [
         *_judge_identity(config),
+        *_judge_architectures(config),
         *_judge_spellings(config),
         *_judge_dims(config, release),
         *_judge_rope(config),
@@ -172,6 +225,20 @@ def _judge_identity(config: Config) -> Iterator[Judgement]:
     rows = (("config.model-type", "model_type", "a name"), ("config.architectures", "architectures", "a class name"))
     for code, field, expected in rows:
         yield _judge(code, field, right=bool(config.get(field)), expected=expected, found="absent")
+
+
+def _judge_architectures(config: Config) -> Iterator[Judgement]:
+    # Beyond doubt only when the class is another known model's.
+    model_type, classes = config.get("model_type"), config.get("architectures")
+    known = {name.replace("_", "").replace("-", ""): name for name in NAMED_ALIKE}
+    if model_type not in NAMED_ALIKE or not isinstance(classes, list) or config.get("auto_map"):
+        return
+    for name in classes:
+        match = _CLASS.fullmatch(str(name))
+        theirs = known.get(match[1].lower()) if match else None
+        if theirs is not None:
+            right = theirs == model_type
+            yield _judge("config.architecture-differs", "architectures", right=right, expected=f"a class of {model_type}", found=str(name))
 
 
 def _judge_spellings(config: Config) -> Iterator[Judgement]:

@@ -90,8 +90,9 @@ class Evidence:
 
     `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable (validators.tables). `dtype` is the release dtype code asked
     for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in. `reasons` says, per need,
-    why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name. `suite` is
-    the JSON text of the policy's statistics suite, "" for the one that is shipped.
+    why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name.
+    `in_stage` says that the release is complete but not committed yet. `suite` is the JSON text of
+    the policy's statistics suite, "" for the one that is shipped.
     """
 
     release: Release
@@ -105,6 +106,7 @@ class Evidence:
     suite: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    in_stage: bool = False
 
 
 _STORED = TypeAdapter(Expectation)

@@ -1,8 +1,8 @@
-"""Files, headers, index and manifest agree with each other, byte for byte. Reads no tensor value.
+"""Files, headers and index agree with each other, byte for byte. Reads no tensor value.
 
 A sound weight file: 8 bytes, a header, then tensors back to back from offset 0 to the last byte, each as long as shape and dtype say,
-`format: pt` in the metadata. The index names every tensor with the file it is in, and no other; no weights lie beside it. A manifest has
-`files: {name: {"sha256", "nbytes"}}`; digests are judged when they were computed (Evidence.digests).
+`format: pt` in the metadata. The index names every tensor with the file it is in, and no other; no weights lie beside it.
+What else lies in the folder is judged in validators.beside.
 
 Source: safetensors 0.8 README, format section; transformers' index (`weight_map`, `metadata.total_size`).
 """
@@ -13,19 +13,20 @@ from math import prod
 
 from reports.codes import finding
 from reports.model import Finding
+from validators.beside import judge_beside
 from validators.check import Check, Outcome
 from validators.expectation import ITEMSIZE, Evidence
-from validators.release import INDEX_NAME, Release, WeightFile
+from validators.release import INDEX_NAME, Release, WeightFile, keys_twice
 
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", INDEX_NAME)
 SINGLE_NAME = "model.safetensors"  # the one name loaders find without an index
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def examine(evidence: Evidence) -> Outcome:
-    """Judge every file of the release, the index and the manifest.
+    """Judge every file of the release, and the index.
 
     Args:
-        evidence: headers; digests when they were computed.
+        evidence: headers.
 
     Returns:
         Findings, and the number of files looked at.
@@ -35,16 +36,16 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_malformed(release),
         *(found for file in release.files for found in _judge_layout(file)),
         *_judge_names(release),
+        *_judge_settings(release),
         *_judge_index(release),
         *_judge_strays(release),
-        *_judge_manifest(release, evidence.digests),
+        *judge_beside(evidence),
     ]
     stored = list(release.stored())
     measured = {
         "files": len(release.files),
         "tensors": len(stored),
         "tensor_nbytes": sum(tensor.stop - tensor.start for tensor in stored),
-        "digests": len(evidence.digests),
     }
     return Outcome(tuple(findings), len(release.files) + len(release.malformed), measured)
 
@@ -60,6 +61,10 @@ def _judge_malformed(release: Release) -> Iterator[Finding]:
 def _judge_layout(file: WeightFile) -> Iterator[Finding]:
     if file.metadata.get("format") != "pt":
         yield finding("files.no-format", file.name, expected="format: pt", found=f"metadata {dict(file.metadata)}")
+    for name in file.twice:
+        yield finding(
+            "files.duplicate-key", f"{file.name}: {name}", expected="once in the header", found="more than once: readers differ in which"
+        )
     cursor = 0
     for tensor in file.tensors:
         where = f"{file.name}: {tensor.name}"
@@ -88,6 +93,14 @@ def _judge_names(release: Release) -> Iterator[Finding]:
         if count > 1:
             files = sorted(tensor.file for tensor in release.stored() if tensor.name == name)
             yield finding("files.name-in-two-files", name, expected="one file", found=", ".join(files))
+
+
+def _judge_settings(release: Release) -> Iterator[Finding]:
+    if release.folder is None:
+        return
+    for name in SETTINGS:
+        for key in keys_twice(release.folder / name):
+            yield finding("files.duplicate-key", f"{name}: {key}", expected="once", found="more than once")
 
 
 def _judge_index(release: Release) -> Iterator[Finding]:
@@ -137,28 +150,6 @@ def _judge_strays(release: Release) -> Iterator[Finding]:
             yield finding("files.index-missing", INDEX_NAME, expected=f"an index, or one {SINGLE_NAME}", found=f"{len(names)} weight files")
     for stray in sorted(set(names) - known):
         yield finding("files.stray-weights", stray, expected="only files the index names", found="weights no loader is told of")
-    for name in release.others:
-        if name.endswith(PICKLE_SUFFIXES):
-            yield finding("files.pickle", name, expected="safetensors only", found="a pickle format")
-
-
-def _judge_manifest(release: Release, digests: Mapping[str, str]) -> Iterator[Finding]:
-    entries = release.manifest.get("files")
-    if not isinstance(entries, Mapping):
-        return
-    present = {file.name: file.nbytes for file in release.files}
-    for name, entry in entries.items():
-        if not isinstance(entry, Mapping):
-            yield finding("files.manifest-mismatch", name, expected="sha256 and nbytes", found=f"{entry}")
-            continue
-        if name in present and entry.get("nbytes") != present[name]:
-            yield finding("files.manifest-mismatch", name, expected=f"{entry.get('nbytes')} bytes", found=f"{present[name]} bytes")
-        if name not in present and name not in release.others:
-            yield finding("files.manifest-mismatch", name, expected="a file", found="absent")
-        if name in digests and digests[name] != entry.get("sha256"):
-            yield finding("files.digest", name, expected=f"sha256 {entry.get('sha256')}", found=f"sha256 {digests[name]}")
-    for name in sorted(set(present) - set(entries)):
-        yield finding("files.manifest-mismatch", name, expected="listed in the manifest", found="not listed")
 
 
 def weight_map(release: Release) -> Mapping[str, str] | None:

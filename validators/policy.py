@@ -48,6 +48,16 @@ SMALLEST_MEAN_KL = 1e-8  # below this a mean KL is rounding of the comparison it
 TOP1_POSITIONS = 200  # top-1 gates only from this many positions whose margin exceeds the noise
 FLUSHED_SHARE = 1e-4  # share of non-zero values that a cast to fp16 may turn into zero
 LARGEST_EPS = 1e-3  # a norm's epsilon above this changes what the norm computes
+NEAR_DISTANCE = 0.02  # relative distance of two layers' samples; independent weights are 1.4 apart, training moves them further than this
+ROUNDING_DISTANCE = 0.005  # what a copy through another dtype explains: bf16 rounds by up to 0.004
+ALIKE_DISTANCE = 0.2  # a role whose tensors are all nearer than this is shared by design
+REPEATED_BLOCK_ROWS = 8  # so many rows that repeat others in their order are a shard read twice, not tokens made alike
+ZERO_CENTRED_LEAN = 0.75  # share of a norm's values above zero; trained gammas have nearly all, those less one a half or fewer
+STRAIGHT_LEAN = 0.95  # share from which a norm's values are above zero but for strays
+OUTLIER_SPREADS = 8.0  # robust standard deviations of log rms; with the factors below, since a few siblings are often very alike
+OUTLIER_FACTORS: Mapping[str, float] = MappingProxyType(  # rms against the median, and against both neighbours over layers
+    {"layers": 2.0, "experts": 3.0, "edge": 5.0}  # first and last layers honestly differ by 2 to 3
+)
 UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
 
 REQUIRED_CHECKS: frozenset[str] = frozenset()  # names of checks whose skipping turns the verdict; by default none

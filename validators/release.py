@@ -8,7 +8,8 @@ What cannot be parsed does not raise: it becomes a `Malformed` row for the `file
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,9 @@ MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 INDEX_NAME = "model.safetensors.index.json"
 MANIFEST_NAME = "shardwright.json"
 MARKER_NAME = "shardwright.committed"
+# What git and the hub's client keep for themselves inside a folder of weights, and what an export keeps in its stage: no part of a release.
+_BOOKKEEPING = (".git/", ".gitattributes", ".gitignore", ".cache/huggingface/")
+STAGE_FOLDER = ".progress/"
 _PREFIX = struct.Struct("<Q")
 
 
@@ -33,13 +37,14 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One safetensors file. `nbytes` is its size; the data section starts at `data_start`."""
+    """One safetensors file. `nbytes` is its size; the data section starts at `data_start`; `twice` are keys its header holds again."""
 
     name: str
     nbytes: int
     data_start: int
     tensors: tuple[StoredTensor, ...]
     metadata: Mapping[str, str]
+    twice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +100,9 @@ class _Folder:
     def parse_json(self, path: Path) -> Mapping[str, object]:
         if not path.is_file():
             return {}
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            self.malformed.append(Malformed(path.name, f"not readable as JSON: {error}"))
-            return {}
-        if not isinstance(value, dict):
-            self.malformed.append(Malformed(path.name, "JSON, but not an object"))
+        value = parse_json_object(path)
+        if isinstance(value, str):
+            self.malformed.append(Malformed(path.name, value))
             return {}
         return value
 
@@ -121,7 +122,7 @@ def open_release(folder: Path) -> Release:
         if name.endswith(".safetensors"):
             try:
                 found.files.append(read_header(folder / name, name))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 found.malformed.append(Malformed(name, str(error)))
     return Release(
         folder,
@@ -136,6 +137,51 @@ def open_release(folder: Path) -> Release:
     )
 
 
+def is_bookkeeping(name: str) -> bool:
+    """Return whether a file belongs to git or to the hub's client and not to the release.
+
+    Args:
+        name: relative to the release's folder.
+
+    Returns:
+        Whether no loader reads it and no upload carries it.
+    """
+    return name.startswith(_BOOKKEEPING)
+
+
+def parse_json_object(path: Path) -> Mapping[str, object] | str:
+    """Return the JSON object in a file that nobody vouches for.
+
+    Args:
+        path: a file.
+
+    Returns:
+        The object, or why there is none.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        return f"not readable as JSON: {error}"
+    return value if isinstance(value, dict) else "JSON, but not an object"
+
+
+def keys_twice(path: Path) -> tuple[str, ...]:
+    """Return the keys that stand more than once in one object of a JSON file.
+
+    Args:
+        path: a file; one that is absent or no JSON holds none.
+
+    Returns:
+        Keys, as often as they are repeated somewhere.
+    """
+    twice: list[str] = []
+    try:
+        json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(pairs, twice))
+    except (OSError, ValueError, RecursionError):
+        return ()  # reported as what cannot be parsed
+    return tuple(twice)
+
+
 def read_header(path: Path, name: str) -> WeightFile:
     """Return the header of one safetensors file, without judging its offsets.
 
@@ -148,6 +194,7 @@ def read_header(path: Path, name: str) -> WeightFile:
 
     Raises:
         ValueError: the header is absent, too long, not JSON, or its entries lack dtype, shape or offsets.
+        RecursionError: the JSON is nested without end.
     """
     nbytes = path.stat().st_size
     with path.open("rb") as file:
@@ -157,20 +204,34 @@ def read_header(path: Path, name: str) -> WeightFile:
         (length,) = _PREFIX.unpack(head)
         if length > min(MAX_HEADER_BYTES, nbytes - _PREFIX.size):
             raise ValueError(f"header says {length} bytes, the file has {nbytes}")
-        header = json.loads(file.read(length).decode("utf-8"))
+        text = file.read(length).decode("utf-8")
+    if not text.startswith("{"):
+        raise ValueError("header does not begin with {")
+    twice: list[str] = []
+    header = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, twice))
     if not isinstance(header, dict):
         raise ValueError("header is not a JSON object")  # noqa: TRY004  (one error for a bad header)
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ is not an object of strings")
     tensors = sorted((_stored(name, key, entry) for key, entry in header.items()), key=lambda t: (t.start, t.stop))
-    return WeightFile(name, nbytes, _PREFIX.size + length, tuple(tensors), metadata if isinstance(metadata, dict) else {})
+    return WeightFile(name, nbytes, _PREFIX.size + length, tuple(tensors), metadata, tuple(twice))
+
+
+def _object(pairs: Sequence[tuple[str, object]], twice: list[str]) -> dict[str, object]:
+    # JSON lets a key stand twice and readers choose; safetensors disallows it. The last counts here.
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice += sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return made
 
 
 def _stored(file: str, name: str, entry: object) -> StoredTensor:
     if not isinstance(entry, dict):
         raise ValueError(f"{name}: header entry is not an object")  # noqa: TRY004  (one error for a bad header)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    whole = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
-    spans = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) and n >= 0 for n in offsets)
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    spans = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int and n >= 0 for n in offsets)
     if not (isinstance(dtype, str) and whole and spans):
         raise ValueError(f"{name}: header entry without a valid dtype, shape and data_offsets")
     assert isinstance(shape, list)

@@ -1,7 +1,8 @@
 """The tokenizer fits the embedding, and tokenizer, config and generation config agree on special ids.
 
 Files are parsed as they lie: the vocabulary (validators.vocabulary), tokenizer_config.json (special tokens, limits, chat template),
-chat_template.jinja. transformers is imported only to render the chat template of a written release, and for a vocabulary in no known file.
+chat_template.jinja; what several files say of one thing is compared in validators.token_files. transformers is imported only to
+render the chat template of a written release, and for a vocabulary in no known file.
 
 A special id of null, and a padding id below 0, is unset. A model_max_length absent or above UNSET_LENGTH is unset.
 """
@@ -18,6 +19,7 @@ from validators.check import Check, Judgement, Outcome, attempt, judge
 from validators.config import read_field
 from validators.expectation import Evidence
 from validators.policy import UNSET_LENGTH
+from validators.token_files import content_of, judge_token_files
 from validators.vocabulary import parse_object, read_vocabulary
 
 Json = Mapping[str, object]
@@ -44,9 +46,7 @@ class _Tokenizer:
         return None if token is None else self.ids.get(token)
 
     def special(self, key: str) -> str | None:
-        value = self.settings.get(key)
-        content = value.get("content") if isinstance(value, Mapping) else value
-        return content if isinstance(content, str) else None
+        return content_of(self.settings.get(key))
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -60,14 +60,16 @@ def examine(evidence: Evidence) -> Outcome:
     """
     folder = evidence.release.assets
     assert folder is not None
-    loaded = attempt(lambda: _load(folder))
-    if isinstance(loaded, Exception):
-        return Outcome((finding("tokenizer.unreadable", str(folder.name), expected="a tokenizer that loads", found=f"{loaded}"),), 1)
+    parsed = attempt(lambda: (_load(folder), tuple(judge_token_files(folder))))
+    if isinstance(parsed, Exception):
+        return Outcome((finding("tokenizer.unreadable", str(folder.name), expected="a tokenizer that loads", found=f"{parsed}"),), 1)
+    loaded, agreements = parsed
     rows = _embedding_rows(evidence)
     judgements = [
         *_judge_ids(loaded, rows, evidence.release.config, evidence.release.generation_config),
         *_judge_special(loaded, evidence.release.config, evidence.release.generation_config),
         *_judge_length(loaded, evidence.release.config),
+        *agreements,
         *_judge_template(loaded, is_written=evidence.release.folder is not None),
     ]
     findings = tuple(judgement for judgement in judgements if judgement is not None)

@@ -66,6 +66,25 @@ def parse_object(path: Path) -> Mapping[str, object]:
     return value
 
 
+def ids_of(fast: Mapping[str, object]) -> Ids:
+    """Return every token's id as tokenizer.json gives it.
+
+    Args:
+        fast: parsed tokenizer.json.
+
+    Returns:
+        Token to id, added tokens included.
+    """
+    # `model.vocab` is {token: id}, or [[token, score], …] for Unigram; `added_tokens` have their ids.
+    model, added = fast.get("model"), fast.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, Mapping):
+        ids = {str(token): int(index) for token, index in vocabulary.items()}
+    else:
+        ids = {str(entry[0]): index for index, entry in enumerate(vocabulary if isinstance(vocabulary, list) else [])}
+    return ids | {str(token["content"]): int(token["id"]) for token in (added if isinstance(added, list) else [])}
+
+
 def _first_vocabulary(folder: Path) -> Ids:
     for name, parse in PARSERS.items():
         if (folder / name).is_file():
@@ -77,18 +96,11 @@ def _first_vocabulary(folder: Path) -> Ids:
 
 
 def _of_tokenizer_json(path: Path) -> Ids:
-    # `model.vocab` is {token: id}, or [[token, score], …] for Unigram; `added_tokens` have their ids.
     from tokenizers import Tokenizer
 
     parsed = parse_object(path)
     Tokenizer.from_file(str(path))  # refuses what no loader could use
-    model, added = parsed.get("model"), parsed.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(vocabulary, Mapping):
-        ids = {str(token): int(index) for token, index in vocabulary.items()}
-    else:
-        ids = {str(entry[0]): index for index, entry in enumerate(vocabulary if isinstance(vocabulary, list) else [])}
-    return ids | {str(token["content"]): int(token["id"]) for token in (added if isinstance(added, list) else [])}
+    return ids_of(parsed)
 
 
 def _of_sentencepiece(path: Path) -> Ids:

@@ -21,6 +21,8 @@ GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 24, "vocab_size"
 TIES = [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}]
 GQA = [{"num_key_value_heads": 4}, {"num_key_value_heads": 2}]
 MOE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+LATENT = {"kv_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "moe_intermediate_size": 10}
+LATENT |= {"n_routed_experts": 3, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 # model type → base, and lists of variations that are multiplied
 GRIDS: dict[str, tuple[dict, list[list[dict]]]] = {
     "llama": (SMALL, [TIES, [*GQA, {}], [{}, {"attention_bias": True}, {"mlp_bias": True}], [{}, {"head_dim": 6}]]),
@@ -35,6 +37,15 @@ GRIDS: dict[str, tuple[dict, list[list[dict]]]] = {
             [{"num_key_value_heads": 2, "head_dim": 6}],
             [{}, {"attention_bias": True}],
             [{}, {"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2}, {"decoder_sparse_step": 3, "mlp_only_layers": [2]}],
+        ],
+    ),
+    "deepseek_v3": (
+        SMALL | LATENT | {"num_hidden_layers": 3, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+        [
+            TIES,
+            [{"q_lora_rank": 12}, {"q_lora_rank": None}],
+            [{}, {"attention_bias": True}],
+            [{}, {"first_k_dense_replace": 0, "n_shared_experts": 2}],
         ],
     ),
     "gpt2": (GPT2, [[*TIES, {}], [{}, {"n_inner": 20}, {"n_inner": None}]]),

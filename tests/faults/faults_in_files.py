@@ -1,15 +1,17 @@
-"""Planted faults of files, headers, index and manifest, and of names. Numbers in comments are rows of the public catalogue of faults."""
+"""Planted faults of files, headers and index, and of names. Numbers in comments are rows of the public catalogue of faults."""
 
+import json
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.builders.editing import INDEX, Tensors, edit_header, edit_json, edit_tensors, first_file, set_fields, write_json
+from tests.builders.editing import INDEX, Tensors, edit_header, edit_json, edit_tensors, first_file, set_fields
 from tests.faults.planting import Fault
 
 LAYER = "model.layers.1."
+QROW = b'"model.layers.0.self_attn.q_proj.weight":'
 
 
 def remove_weights(folder: Path) -> None:
@@ -60,6 +62,10 @@ def drop_format(folder: Path) -> None:
     edit_header(first_file(folder), lambda header: header.pop("__metadata__"))
 
 
+def set_metadata(header: dict) -> None:
+    header["__metadata__"] = {"format": "pt", "step": 7}
+
+
 def copy_tensor_to_last_file(folder: Path) -> None:
     last = max(folder.glob("*.safetensors"))
     tensors = load_file(first_file(folder))
@@ -86,15 +92,23 @@ def keep_stale_index(folder: Path) -> None:
     edit_json(folder / INDEX, rename)
 
 
-def add_pickle(folder: Path) -> None:
-    torch.save({"w": torch.zeros(2)}, folder / "pytorch_model.bin")
+def repeat_key(old: bytes, new: bytes):
+    def plant(folder: Path) -> None:
+        raw = first_file(folder).read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = raw[8 : 8 + length].replace(old, new, 1)
+        first_file(folder).write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+
+    return plant
 
 
-def write_manifest(folder: Path, **changes: object) -> None:
-    path = first_file(folder)
-    entry = {"nbytes": path.stat().st_size, "sha256": "0" * 64} | changes
-    others = [other for other in folder.glob("*.safetensors") if other != path]
-    write_json(folder / "shardwright.json", {"files": {path.name: entry, **{o.name: {"nbytes": o.stat().st_size} for o in others}}})
+def repeat_field(name: str, field: str, value: object):
+    def plant(folder: Path) -> None:
+        text, key = (folder / name).read_text(), f'"{field}":'
+        assert key in text
+        (folder / name).write_text(text.replace(key, f"{key} {json.dumps(value)}, {key}", 1))
+
+    return plant
 
 
 def drop(*parts: str):
@@ -150,6 +164,16 @@ FAULTS = (
     Fault("shape_larger_than_bytes", "dense", "files.size-mismatch", change_entry(shape=[64, 65])),  # 54
     Fault("dtype_unheard_of", "dense", "files.unknown-dtype", change_entry(dtype="F7")),
     Fault("metadata_no_format", "dense", "files.no-format", drop_format),  # 55
+    Fault("metadata_of_numbers", "dense", "files.malformed", lambda folder: edit_header(first_file(folder), set_metadata)),
+    Fault("header_nested_without_end", "dense", "files.malformed", repeat_key(b'{"', b'{"x":' + b"[" * 100_000 + b',"')),
+    Fault("tensor_twice_in_header", "dense", "files.duplicate-key", repeat_key(QROW, QROW + b"{}," + QROW)),
+    Fault(
+        "offsets_twice_in_header", "dense", "files.duplicate-key", repeat_key(b'"data_offsets":', b'"data_offsets":[0,4],"data_offsets":')
+    ),
+    Fault("config_field_twice", "dense", "files.duplicate-key", repeat_field("config.json", "num_hidden_layers", 3)),
+    Fault(
+        "index_entry_twice", "dense", "files.duplicate-key", repeat_field(INDEX, "model.norm.weight", "model-00001-of-00004.safetensors")
+    ),
     Fault("zero3_stub", "tied", "files.empty-tensor", add("model.norm.weight", torch.empty(0))),  # 57
     Fault("name_in_two_files", "dense", "files.name-in-two-files", copy_tensor_to_last_file),
     Fault("index_without_map", "dense", "files.index-invalid", lambda folder: set_fields(folder / INDEX, weight_map=None)),
@@ -173,9 +197,6 @@ FAULTS = (
     Fault(
         "stale_single_file", "dense", "files.stray-weights", lambda folder: shutil.copy(first_file(folder), folder / "model.safetensors")
     ),  # 56
-    Fault("pickle_payload", "dense", "files.pickle", add_pickle),  # 61
-    Fault("manifest_of_other_size", "dense", "files.manifest-mismatch", lambda folder: write_manifest(folder, nbytes=7)),
-    Fault("changed_after_manifest", "dense", "files.digest", write_manifest),
     Fault("tensor_missing", "dense", "inventory.missing", drop(f"{LAYER}mlp.up_proj")),
     Fault("last_layer_lost", "dense", "inventory.missing", drop(".layers.3.")),  # 22
     Fault("extra_random_layer", "dense", "inventory.unexpected", lambda folder: edit_tensors(folder, add_random_layer)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.builders.editing import edit_json, set_fields
+from tests.builders.editing import edit_json, set_fields, write_json
 from tests.faults.faults_in_weights import EMBEDDING, HEAD, K, Q, assign, interleave_rope, leave, set_at, swap, tensors
 from tests.faults.planting import Fault
 from validators.expectation import Evidence
@@ -69,6 +69,19 @@ def change_comparison(**fields: object) -> Callable[[Evidence], Evidence]:
     return lambda evidence: replace(evidence, logits=(replace(evidence.logits[0], **fields),))
 
 
+def special_map(**fields: object) -> Callable[[Path], None]:
+    """Return a planter that writes special_tokens_map.json."""
+    return lambda folder: write_json(folder / "special_tokens_map.json", fields)
+
+
+def post_process(folder: Path) -> None:
+    """Let tokenizer.json put an id before each text that is not the one of the token it names."""
+    special = {"<s>": {"id": "<s>", "ids": [5], "tokens": ["<s>"]}}
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}]}
+    set_fields(folder / "tokenizer.json", post_processor={**processor, "special_tokens": special})
+
+
 TIED = (
     Fault("tied_head_perturbed", "tied", "tied.head-differs", store(HEAD, EMBEDDING, lambda t: t + 1e-3)),  # 33
     Fault("tied_flag_wrong", "dense", "tied.head-differs", config(tie_word_embeddings=True)),  # 28, 30
@@ -120,8 +133,26 @@ TOKENIZER = (
     Fault("eos_mismatch_generation", "dense", "tokenizer.eos-mismatch", generation(eos_token_id=[7, 8])),  # 65
     Fault("bos_mismatch", "dense", "tokenizer.bos-mismatch", config(bos_token_id=4)),
     Fault("pad_mismatch", "dense", "tokenizer.pad-mismatch", generation(pad_token_id=9)),
+    Fault("bos_of_special_tokens_map", "dense", "tokenizer.specials-differ", special_map(bos_token="<|im_start|>")),
+    Fault("eos_of_special_tokens_map", "dense", "tokenizer.specials-differ", special_map(eos_token={"content": "<|im_end|>"})),  # 65
+    Fault("pad_of_special_tokens_map", "dense", "tokenizer.padding-differs", special_map(pad_token="</s>")),
+    Fault(
+        "added_token_moved", "dense", "tokenizer.ids-differ", lambda folder: write_json(folder / "added_tokens.json", {"<|im_end|>": 299})
+    ),
+    Fault("added_token_on_a_taken_id", "dense", "tokenizer.ids-differ", tokenizer(added_tokens_decoder={"7": {"content": "<tool>"}})),
+    Fault(
+        "vocab_of_another_tokenizer", "dense", "tokenizer.ids-differ", lambda folder: write_json(folder / "vocab.json", {"<s>": 0, "w6": 6})
+    ),
+    Fault("post_processor_begins_with_another_id", "dense", "tokenizer.ids-differ", post_process),
     Fault("max_position_short", "dense", "tokenizer.max-length", config(max_position_embeddings=64)),  # 63
     Fault("chat_template_lost", "dense", "tokenizer.chat-template-lost", lambda folder: (folder / "chat_template.jinja").unlink()),  # 66
+    Fault("chat_template_stale_inline", "dense", "tokenizer.chat-templates-differ", tokenizer(chat_template="{{ messages[0] }}")),
+    Fault(
+        "chat_template_stale_default",
+        "dense",
+        "tokenizer.chat-templates-differ",
+        tokenizer(chat_template=[{"name": "default", "template": "x"}]),
+    ),
     Fault(
         "chat_template_broken",
         "dense",
@@ -133,6 +164,8 @@ TOKENIZER = (
 CONFIG = (
     Fault("model_type_lost", "dense", "config.model-type", config(model_type=None)),
     Fault("architectures_lost", "dense", "config.architectures", config(architectures=[])),
+    Fault("architecture_of_another_model", "dense", "config.architecture-differs", config(architectures=["Qwen2ForCausalLM"])),
+    Fault("model_type_of_another_model", "moe", "config.architecture-differs", config(model_type="qwen3")),
     Fault("layers_cut", "dense", "config.layers", config(num_hidden_layers=3)),
     Fault("hidden_wrong", "dense", "config.hidden", config(hidden_size=128)),
     Fault("vocabulary_wrong", "dense", "config.vocabulary", config(vocab_size=32000)),

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from flows.export import run_export
-from flows.requests import ExportRequest
+from flows.gate import run_gate
+from flows.requests import ExportRequest, GateRequest
 from flows.run import PlainRunner, Silent
 from reports.errors import ReleaseError
 
@@ -91,6 +92,9 @@ def test_a_recorded_checkpoint_is_released_bit_for_bit(case: Path, dtype: str, t
     assert outcome.report.mapping_line().startswith("mapping proven by: ")
     assert not [f for result in outcome.report.results for f in result.findings if f.severity == "error"]
     hold_against_truth(case, tmp_path / "out", dtype)
+    for against in (None, case / "ckpt"):  # the export's own logits have been compared
+        asked = GateRequest(release=tmp_path / "out", against=against, skip=["logits=compared"], runs=tmp_path / "runs")
+        assert run_gate(asked, PlainRunner()).verdict.green
 
 
 @pytest.mark.cases

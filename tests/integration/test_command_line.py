@@ -41,7 +41,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_prefect():
     names = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in imported.stderr.splitlines() if line.startswith("import time:")}
     assert "typer" in names
     assert not names & {"torch", "prefect", "transformers", "pandas", "numpy", "great_expectations"}
-    assert all(command in imported.stdout for command in ("export", "plan", "inspect", "demo"))
+    assert all(command in imported.stdout for command in ("export", "gate", "plan", "inspect", "demo"))
     seconds = []
     for _ in range(5):
         begun = time.monotonic()
@@ -70,6 +70,10 @@ def test_help_is_quick_and_imports_neither_torch_nor_prefect():
         (["export", "--request", "{base}/list.yaml"], ["list.yaml", "mapping"]),
         (["export", "--request", "{base}/typo.yaml", "--to", "{base}/out"], ["--dtyp"]),
         (["export", "{base}/source", "--to", "{base}/out", "--assets", "{base}/broken"], ["generation_config.json"]),
+        (["gate", "{base}/nowhere"], ["nowhere", "does not exist"]),
+        (["gate", "{base}/typo.yaml"], ["typo.yaml", "is a file"]),
+        (["gate", "{base}/source", "--against", "{base}/notes", "--skip", "logits=none"], ["dcp:", "hf:"]),
+        (["gate", "{base}/source", "--golden", "{base}/nowhere"], ["--golden", "does not exist"]),
         (["plan", "{base}/notes"], ["dcp:", "hf:"]),
         (["plan", "{base}/source", "--family", "lama"], ["lama", "llama"]),
         (["inspect", "{base}/notes"], ["dcp:", "hf:"]),

@@ -45,6 +45,7 @@ def table(rows: int, **columns: object) -> pd.DataFrame:
         **{"name": [f"model.layers.{n}.mlp.up_proj.weight" for n in range(rows)], "file": "model.safetensors", "dtype": "BF16"},
         **{"shape": "64x64", "nbytes": 8192, "absmax": 0.5, "rms": 0.1, "mean": 0.0, "nonfinite": 0, "zero_share": 0.0},
         **{"constant": 0, "relative_error": np.nan},
+        **{"sample": "", "repeated": ""},
     }
     return TensorTable.validate(pd.DataFrame({**honest, **columns}))
 

@@ -1,9 +1,11 @@
 """The config check on configs as they were published, and on headers that fit them or do not."""
 
 import pytest
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tests.builders.headers import codes_of, planned_release
-from validators.config import DIMS, examine, read_field
+from validators.config import DIMS, NAMED_ALIKE, examine, read_field
 from validators.expectation import Evidence
 
 # Fields of config.json as published on the Hugging Face hub, in the spelling of the transformers of their day.
@@ -145,3 +147,42 @@ def test_same_wrong_field_in_every_layer_is_one_finding_in_the_report():
     shapes = {f"model.layers.{i}.self_attn.k_proj.weight": (1024, 4096) for i in range(32)}
     findings = set(judge(LLAMA_3_1_8B | {"num_key_value_heads": 4}, shapes).findings)
     assert [(found.expected, found.found) for found in findings] == [("512", "1024 in dim 0 of model.layers.*.self_attn.k_proj.weight")]
+
+
+def judge_names(**config):
+    """Return what the check says of a config without tensors."""
+    return examine(Evidence(planned_release({}, config=config)))
+
+
+def test_no_class_that_transformers_pairs_with_a_model_type_is_taken_for_another():
+    tables = [table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
+    pairs = [(kind, name) for table in tables for kind, names in table.items() for name in ([names] if isinstance(names, str) else names)]
+    assert len(pairs) > 1000
+    assert [pair for pair in pairs if codes_of(judge_names(model_type=pair[0], architectures=[pair[1]]))] == []
+
+
+@pytest.mark.parametrize("model_type", sorted(NAMED_ALIKE))
+def test_every_model_type_named_alike_is_known_to_transformers(model_type):
+    assert model_type in CONFIG_MAPPING_NAMES
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "codes"),
+    [
+        ("llama", "Qwen2ForCausalLM", ["config.architecture-differs"]),
+        ("qwen2", "Qwen2MoeForCausalLM", ["config.architecture-differs"]),
+        ("gpt2", "OPTForSequenceClassification", ["config.architecture-differs"]),
+        ("llama", "LLaMAForCausalLM", []),
+        ("llama", "LlamaForCausalLMEagle3", []),
+        ("llama", "AcmeForCausalLM", []),
+        ("acme", "LlamaForCausalLM", []),
+        ("llama", 7, []),
+    ],
+)
+def test_architecture_is_judged_when_it_is_another_known_models(model_type, name, codes):
+    assert codes_of(judge_names(model_type=model_type, architectures=[name])) == codes
+
+
+def test_custom_code_may_name_its_classes_as_it_likes():
+    auto_map = {"AutoModelForCausalLM": "modeling_own.Qwen2ForCausalLM"}
+    assert codes_of(judge_names(model_type="llama", architectures=["Qwen2ForCausalLM"], auto_map=auto_map)) == []

@@ -1,7 +1,5 @@
 """The files check on hand-made bytes: what it says, and of which file and tensor."""
 
-import json
-
 import pytest
 
 from tests.builders.headers import codes_of, write_bytes
@@ -22,7 +20,7 @@ def test_two_tensors_back_to_back_are_sound(tmp_path):
     write_bytes(tmp_path / "model.safetensors", TWO, bytes(10))
     outcome = judge(tmp_path)
     assert (outcome.findings, outcome.examined) == ((), 1)
-    assert outcome.measured == {"files": 1, "tensors": 2, "tensor_nbytes": 10, "digests": 0}
+    assert outcome.measured == {"files": 1, "tensors": 2, "tensor_nbytes": 10}
 
 
 @pytest.mark.parametrize(
@@ -56,14 +54,3 @@ def test_hole_between_tensors_is_found_whatever_the_order_of_the_header(tmp_path
 def test_single_file_under_another_name_needs_an_index(tmp_path):
     write_bytes(tmp_path / "model-00001-of-00001.safetensors", TWO, bytes(10))
     assert codes_of(judge(tmp_path)) == ["files.index-missing"]
-
-
-def test_manifest_is_held_against_sizes_names_and_computed_digests(tmp_path):
-    write_bytes(tmp_path / "model.safetensors", TWO, bytes(10))
-    nbytes = (tmp_path / "model.safetensors").stat().st_size
-    files = {"model.safetensors": {"nbytes": nbytes, "sha256": "ab"}, "gone.json": {"nbytes": 1}}
-    manifest = json.dumps({"files": files})
-    (tmp_path / "shardwright.json").write_text(manifest)
-    assert codes_of(judge(tmp_path)) == ["files.manifest-mismatch"]
-    assert codes_of(judge(tmp_path, digests={"model.safetensors": "ab"})) == ["files.manifest-mismatch"]
-    assert codes_of(judge(tmp_path, digests={"model.safetensors": "cd"})) == ["files.digest", "files.manifest-mismatch"]

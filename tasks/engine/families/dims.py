@@ -18,8 +18,14 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "moe_intermediate": ("moe_intermediate_size",),
     "vocab": ("vocab_size",),
     "positions": ("max_position_embeddings",),
-    "num_experts": ("num_local_experts", "num_experts"),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "num_shared_experts": ("n_shared_experts",),
     "sparse_step": ("decoder_sparse_step",),
+    "q_lora": ("q_lora_rank",),  # latent attention: ranks, and dims per head with and without positions
+    "kv_lora": ("kv_lora_rank",),
+    "rope_dim": ("qk_rope_head_dim",),
+    "nope_dim": ("qk_nope_head_dim",),
+    "v_dim": ("v_head_dim",),
 }
 FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 
@@ -66,6 +72,9 @@ class Dims:
         flags = {flag: bool(config.get(flag, defaults.get(flag, False))) for flag in FLAGS}
         layers = config.get("mlp_only_layers")
         dense = {n for n in layers if isinstance(n, int)} if isinstance(layers, list) else set()
+        flags |= _implied_flags(sizes, flags)
+        first = config.get("first_k_dense_replace", defaults.get("first_dense", 0))
+        dense |= set(range(first)) if isinstance(first, int) else set()
         step = sizes.get("sparse_step", 1)
         dense |= {layer for layer in range(sizes["num_layers"]) if (layer + 1) % step}
         return cls(sizes, flags, frozenset(dense))
@@ -84,7 +93,7 @@ class Dims:
         """Return a size.
 
         Args:
-            name: a size of KEYS or one derived from them ("q_rows", "kv_rows", "qkv_rows", "moe_rows").
+            name: a size of KEYS or one derived from them ("q_rows", "kv_rows", "qkv_rows", "latent_kv_rows", …).
 
         Returns:
             Elements.
@@ -102,7 +111,7 @@ class Dims:
         """Return a flag.
 
         Args:
-            name: one of FLAGS.
+            name: one of FLAGS, or one that sizes imply.
 
         Returns:
             Its value.
@@ -119,6 +128,11 @@ class Dims:
             False for every layer of a dense model.
         """
         return "num_experts" in self.sizes and layer not in self.dense_layers
+
+
+def _implied_flags(sizes: Mapping[str, int], flags: Mapping[str, bool]) -> dict[str, bool]:
+    has_q_lora = "q_lora" in sizes
+    return {"q_lora": has_q_lora, "whole_q": not has_q_lora, "q_lora_bias": has_q_lora and flags["attention_bias"]}
 
 
 def _fill_in(sizes: dict[str, int], multiples: Mapping[str, int], where: str) -> None:
@@ -138,3 +152,10 @@ def _fill_in(sizes: dict[str, int], multiples: Mapping[str, int], where: str) ->
     sizes["q_rows"] = heads * head_dim
     sizes["kv_rows"] = kv_heads * head_dim
     sizes["qkv_rows"] = sizes["q_rows"] + 2 * sizes["kv_rows"]
+    sizes["shared_rows"] = sizes.get("num_shared_experts", 0) * sizes["moe_intermediate"]
+    if "kv_lora" in sizes:
+        nope, rope, values = (sizes.get(name, 0) for name in ("nope_dim", "rope_dim", "v_dim"))
+        sizes["latent_q_rows"] = heads * (nope + rope)
+        sizes["latent_kv_rows"] = sizes["kv_lora"] + rope
+        sizes["up_kv_rows"] = heads * (nope + values)
+        sizes["v_rows"] = heads * values

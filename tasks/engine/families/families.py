@@ -1,5 +1,6 @@
 """The families this product knows."""
 
+from tasks.engine.families.deepseek import DEEPSEEK_V3
 from tasks.engine.families.dims import Config
 from tasks.engine.families.family import Family
 from tasks.engine.families.gpt2 import GPT2
@@ -7,7 +8,7 @@ from tasks.engine.families.llama import LLAMA, MISTRAL
 from tasks.engine.families.moe import MIXTRAL, QWEN3_MOE
 from tasks.engine.families.qwen import QWEN2, QWEN3
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, GPT2)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2)
 
 
 def find_family(config: Config) -> Family | None:

@@ -14,7 +14,18 @@ _L = "model.layers.{layer}"
 _FUSED = f"{_L}.mlp.experts"
 
 
-def _expert_rows(prefix: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+def expert_rows(prefix: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+    """Return one expert's weight rows.
+
+    Args:
+        prefix: the name before the expert's id.
+        gate: the published name of the gate projection, (moe_intermediate, hidden).
+        up: that of the up projection, likewise.
+        down: that of the down projection, (hidden, moe_intermediate).
+
+    Returns:
+        Rows of sparse layers.
+    """
     return (
         Row(f"{prefix}.{{expert}}.{gate}.weight", ("moe_intermediate", "hidden"), layers="sparse"),
         Row(f"{prefix}.{{expert}}.{up}.weight", ("moe_intermediate", "hidden"), layers="sparse"),
@@ -22,12 +33,20 @@ def _expert_rows(prefix: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     )
 
 
-def _fused(experts: tuple[Row, ...]) -> tuple[Rule, ...]:
+def fused_experts(experts: tuple[Row, ...]) -> tuple[Rule, ...]:
+    """Return how transformers 5 holds the experts of a layer in memory.
+
+    Args:
+        experts: the published rows, as `expert_rows` gives them.
+
+    Returns:
+        Rules that take the fused tensors apart.
+    """
     gate, up, down = (row.name for row in experts)
     return (Rule(f"{_FUSED}.gate_up_proj", (gate, up), Unstack()), Rule(f"{_FUSED}.down_proj", (down,), Unstack()))
 
 
-_MIXTRAL_EXPERTS = _expert_rows(f"{_L}.block_sparse_moe.experts", "w1", "w3", "w2")
+_MIXTRAL_EXPERTS = expert_rows(f"{_L}.block_sparse_moe.experts", "w1", "w3", "w2")
 _MIXTRAL_ROUTER = Row(f"{_L}.block_sparse_moe.gate.weight", ("num_experts", "hidden"), layers="sparse")
 _MIXTRAL_LAYER: tuple[Row, ...] = (*NORMS, *ATTENTION)
 _MIXTRAL: tuple[Row, ...] = (*FIRST, *_MIXTRAL_LAYER, _MIXTRAL_ROUTER, *_MIXTRAL_EXPERTS, *LAST)
@@ -43,7 +62,7 @@ MIXTRAL = Family(
             (
                 *published_rows((*FIRST, *_MIXTRAL_LAYER, *LAST)),
                 Rule(f"{_L}.mlp.gate.weight", (_MIXTRAL_ROUTER.name,)),
-                *_fused(_MIXTRAL_EXPERTS),
+                *fused_experts(_MIXTRAL_EXPERTS),
             ),
         ),
     ),
@@ -53,7 +72,7 @@ MIXTRAL = Family(
     experts=ExpertNames(_MIXTRAL_ROUTER.name, tuple(row.name for row in _MIXTRAL_EXPERTS)),
 )
 
-_QWEN3_EXPERTS = _expert_rows(f"{_L}.mlp.experts", "gate_proj", "up_proj", "down_proj")
+_QWEN3_EXPERTS = expert_rows(f"{_L}.mlp.experts", "gate_proj", "up_proj", "down_proj")
 _QWEN3_ROUTER = Row(f"{_L}.mlp.gate.weight", ("num_experts", "hidden"), layers="sparse")
 _QWEN3_LAYER: tuple[Row, ...] = (*NORMS, *QWEN3_ATTENTION, *mlp("dense"), _QWEN3_ROUTER)
 _QWEN3: tuple[Row, ...] = (*FIRST, *_QWEN3_LAYER, *_QWEN3_EXPERTS, *LAST)
@@ -64,7 +83,7 @@ QWEN3_MOE = Family(
     rows=_QWEN3,
     namings=(
         Naming("published", published_rows(_QWEN3)),
-        Naming("transformers-5", (*published_rows((*FIRST, *_QWEN3_LAYER, *LAST)), *_fused(_QWEN3_EXPERTS))),
+        Naming("transformers-5", (*published_rows((*FIRST, *_QWEN3_LAYER, *LAST)), *fused_experts(_QWEN3_EXPERTS))),
     ),
     embedding=EMBEDDING,
     head=HEAD,
