@@ -4,8 +4,8 @@ A rule is an expectation of RULES about COLUMNS. Its severity says what a broken
 warnings. Rows are chosen with a structured `row_condition`; a string would be run by pandas as code, so it is refused, as are rules that
 run SQL or fetch anything.
 
-Columns are those of a TensorTable, and four that follow from them: `role` (the name with every index starred), `kind` (matrix, norm, bias,
-vector, or other for values that are no plain floats), `numel` and `ndim`.
+Columns are the numbers and names of a TensorTable, and four that follow from them: `role` (the name with every index starred), `kind`
+(matrix, norm, bias, vector, or other for values that are no plain floats), `numel` and `ndim`.
 
 Source: Great Expectations 1.24, ExpectationSuite.to_json_dict() and expectations.row_conditions.
 """

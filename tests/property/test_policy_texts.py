@@ -18,7 +18,7 @@ LINES = [
         "limits:",
         "  F32: {mean_kl: 1e-3}",
         "waivers:",
-        "  - code: files.digest",
+        "  - code: files.truncated",
         "    owner: Ada",
     ),
     *(
