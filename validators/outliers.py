@@ -148,7 +148,7 @@ def _judge_neighbours(group: Sequence[_Norm]) -> Iterator[Finding]:
 
 
 def _judge_untouched(norms: Mapping[str, Sequence[_Norm]]) -> Iterator[Finding]:
-    moved = [role for role, group in norms.items() if not any(norm.is_untouched for norm in group)]
+    moved = [role for role, group in norms.items() if not any(norm.row.constant for norm in group)]
     for role, group in norms.items():
         if moved and len(group) > 1 and all(norm.is_untouched for norm in group):
             found = f"exactly one in all {len(group)}, while {moved[0]} has moved"

@@ -31,7 +31,7 @@ _RESERVED = re.compile(r"^(<.+>|\[.+\])$|unused|reserved|madeup")
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What the tokenizer says of ids; all empty without one. `special` are special, added and reserved ones, `padding` the padding ids."""
+    """What is known of ids. Without a tokenizer `by_id` and `special` (special, added and reserved tokens) are empty."""
 
     by_id: Mapping[int, str] = field(default_factory=dict)
     special: frozenset[int] = frozenset()
@@ -95,24 +95,24 @@ def _is_vocabulary(row: Measured, evidence: Evidence) -> bool:
 
 
 def _tokens(evidence: Evidence) -> _Tokens:
-    folder, config = evidence.release.assets, evidence.release.config
-    read = attempt(lambda: _read_tokens(folder, config)) if folder is not None and has_tokenizer(folder) else _Tokens()
-    return _Tokens() if isinstance(read, Exception) else read  # unreadable: the tokenizer check says so
+    folder, pad = evidence.release.assets, read_field(evidence.release.config, "pad_token_id")
+    padding = frozenset({pad} if isinstance(pad, int) else ())
+    read = attempt(lambda: _read_tokens(folder, padding)) if folder is not None and has_tokenizer(folder) else None
+    return read if isinstance(read, _Tokens) else _Tokens(padding=padding)  # unreadable: the tokenizer check says so
 
 
-def _read_tokens(folder: Path, config: Mapping[str, object]) -> _Tokens:
+def _read_tokens(folder: Path, padding: frozenset[int]) -> _Tokens:
     settings = {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
     ids = read_vocabulary(folder, settings)
     added = parse_object(folder / "tokenizer.json").get("added_tokens")
     special = {str(token.get("content")) for token in (added if isinstance(added, list) else []) if isinstance(token, Mapping)}
     special |= set(parse_object(folder / "added_tokens.json"))
-    pad, named = read_field(config, "pad_token_id"), settings.get("pad_token")
-    content = named.get("content") if isinstance(named, Mapping) else named
-    padding = {pad, ids.get(str(content))}
+    named = settings.get("pad_token")
+    pad = ids.get(str(named.get("content") if isinstance(named, Mapping) else named))
     return _Tokens(
         {index: token for token, index in ids.items()},
         frozenset(index for token, index in ids.items() if token in special or _RESERVED.match(token)),
-        frozenset(index for index in padding if isinstance(index, int)),
+        padding if pad is None else padding | {pad},
     )
 
 
@@ -122,7 +122,8 @@ def _judge_zeros(matrix: _Rows, tokens: _Tokens, *, is_proven: bool) -> Iterator
         ordinary = [row for row in zeros if row in tokens.by_id and row not in tokens.special]
         unsure = [row for row in zeros if row in tokens.special]
     else:
-        ordinary, unsure = [], [row for row in zeros if row < matrix.count - _trailing(zeros, matrix.count)]
+        inside = [row for row in zeros if row < matrix.count - _trailing(zeros, matrix.count)]
+        ordinary, unsure = [], inside if len(inside) > 1 else []  # a single one is the padding token's, most likely
     for code, rows in (("rows.source" if is_proven else "rows.zero", ordinary), ("rows.zero-reserved", unsure)):
         if rows:
             found = f"{len(rows)} rows of zeros: {_name_rows(rows, tokens)}"

@@ -19,6 +19,7 @@ from validators.tables import parse_shape
 
 _SMALLEST_NUMEL = 64  # smaller matrices may be equal by chance
 _DISTINCT_VALUES = 8  # a sample with fewer tells little: masks, tables of ones and zeros
+_ALIKE_BY_DESIGN = ("A_log", "inv_freq", "cos_cached", "sin_cached")  # ends of names: state-space decay, tables of angles
 _SMALLEST_DISTANCE = 1e-12  # of samples that are equal while the statistics are not
 _SAME_STATISTICS = 1e-5  # of the rms: sums over other pieces differ by 1e-7
 
@@ -60,7 +61,7 @@ def telling_matrices(rows: Iterable[Measured], samples: Mapping[str, bytes]) -> 
     return [
         Matrix(name, role_of(name), row, sample, sample_values(sample, row.dtype))
         for row in rows
-        if len(parse_shape(row.shape)) > 1 and row.numel >= _SMALLEST_NUMEL
+        if len(parse_shape(row.shape)) > 1 and row.numel >= _SMALLEST_NUMEL and not row.name.endswith(_ALIKE_BY_DESIGN)
         for name, sample in _slices(row, samples[row.name])
         if role_of(name) != name and _is_varied(sample, row.dtype)
     ]

@@ -7,9 +7,12 @@ import pytest
 import torch
 import transformers
 
+from tasks.measure import measure
 from tests.builders.releases import MODELS, build_tokenizer
 from tests.faults.faults_in_weights import assign, both, cast, set_at
 from tests.faults.planting import gather, judge_all
+from validators.expectation import Evidence
+from validators.release import open_release
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_THEMSELVES = ("duplicates", "rows", "outliers")
@@ -63,6 +66,8 @@ def test_without_a_tokenizer_zeros_at_the_end_are_padding_and_others_a_warning(s
         path.unlink()
     set_at(EMBEDDING, slice(256, 320), 0.0)(folder)
     assert said_of(folder, sound["dense"]) == []
+    set_at(EMBEDDING, (0,), 0.0)(folder)  # the padding token's
+    assert said_of(folder, sound["dense"]) == []
     set_at(EMBEDDING, slice(16, 24), 0.0)(folder)
     assert said_of(folder, sound["dense"]) == ["rows.zero-reserved"]
 
@@ -72,3 +77,21 @@ def test_without_a_family_the_matrices_are_known_by_their_names(sound, tmp_path)
     set_at(HEAD, slice(16, 24), 0.0)(folder)
     evidence = replace(gather(folder, folder, sound["dense"]), values=None, expected=None)
     assert [f.code for result in judge_all(evidence) if result.check == "rows" for f in result.findings] == ["rows.zero"]
+
+
+SMALL = {
+    **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8},
+    **{"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+GATED = {"linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4}
+OTHERS = {"gemma3_text": {}, "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4}, "mamba": {}, "gpt_oss": {}, "qwen3_next": GATED}
+
+
+@pytest.mark.parametrize("kind", sorted(OTHERS))
+def test_fresh_model_of_another_kind_draws_no_word_from_its_weights(kind, tmp_path):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **SMALL, **OTHERS[kind]))
+    model.save_pretrained(tmp_path)
+    tensors = measure(tmp_path, plan_path=None, source_roots=(), workers=1).tensors
+    results = judge_all(Evidence(open_release(tmp_path), tensors=tensors))
+    assert {r.check: [f.code for f in r.findings] for r in results if r.check in BY_THEMSELVES} == {check: [] for check in BY_THEMSELVES}

@@ -51,6 +51,8 @@ def test_first_layers_gamma_of_both_signs_passes_as_in_trained_models(judge):
 
 
 def test_fresh_norms_of_zeros_or_ones_in_the_whole_model_pass(judge):
+    mixed = layers(4, lambda i: torch.zeros(64), "a_norm.weight") | layers(4, lambda i: torch.ones(64), "gated_norm.weight")
+    assert judge(mixed) == []
     for fill in (torch.zeros, torch.ones):
         assert judge(layers(4, lambda i, fill=fill: fill(64), "a_norm.weight", "b_norm.weight"), model_type="llama") == []
 
