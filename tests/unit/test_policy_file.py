@@ -9,7 +9,7 @@ import pytest
 from reports.codes import CODES
 from reports.errors import RequestError
 from reports.model import Waiver
-from validators.checks import GATE_CHECKS
+from validators.checks import CHECKS
 from validators.policy import LIMITS, Policy
 from validators.policy_file import default_policy_text, parse_policy, read_policy
 from validators.suite import DEFAULT_SUITE
@@ -45,7 +45,7 @@ def test_default_text_reads_as_the_default_policy():
 
 def test_default_text_names_every_check_and_every_limit():
     text = default_policy_text()
-    assert [check.name for check in GATE_CHECKS if not re.search(rf"\b{check.name}\b", text)] == []
+    assert [check.name for check in CHECKS if not re.search(rf"\b{check.name}\b", text)] == []
     commented = re.search(r"^# limits:\n(?:#   .*\n)+", text, re.MULTILINE)
     assert commented is not None
     written = re.sub(r"^# ", "", commented[0], flags=re.MULTILINE)
