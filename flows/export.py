@@ -30,7 +30,7 @@ from tasks.reshard import reshard
 from tasks.sources import close_source
 from tasks.write import finish_release, write_file
 from validators.check import has_tokenizer
-from validators.checks import CHECKS
+from validators.checks import CHECKS_OF_EXPORT
 from validators.policy import REQUIRED_CHECKS
 
 _UNFINISHED = "The checks are done; publishing had not finished when this was written."
@@ -219,9 +219,10 @@ def check_request(request: ExportRequest) -> None:
         raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
     for root in (request.source, *request.also):
         check_folder(root)
-    unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
+    unknown = sorted(set(request.skips) - {check.name for check in CHECKS_OF_EXPORT})
     if unknown:
-        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS)}.")
+        names = ", ".join(check.name for check in CHECKS_OF_EXPORT)
+        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {names}.")
     _check_inputs(request)
 
 

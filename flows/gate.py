@@ -22,7 +22,7 @@ from tasks.prove import prove
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
-from validators.checks import GATE_CHECKS
+from validators.checks import CHECKS
 from validators.policy import REQUIRED_CHECKS, UNQUANTIZED, Policy
 from validators.policy_file import read_policy
 from validators.review import apply_policy
@@ -58,9 +58,9 @@ def check_request(request: GateRequest) -> None:
     if request.golden is not None and not request.golden.is_file():
         what = "is a folder, not a file" if request.golden.exists() else "does not exist"
         raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
-    unknown = sorted(set(request.skips) - {check.name for check in GATE_CHECKS})
+    unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
     if unknown:
-        known = ", ".join(check.name for check in GATE_CHECKS)
+        known = ", ".join(check.name for check in CHECKS)
         raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {known}.")
     _read_policy(request)
 

@@ -49,6 +49,7 @@ _FILES: dict[str, Code] = {
     "files.index-unlisted": Code("a stored tensor is not in the index, so no loader reads it", _EXPORT_AGAIN),
     "files.total-size": Code("the index's total_size is not the sum of the tensors' bytes", _EXPORT_AGAIN),
     "files.stray-weights": Code("weights lie beside those the index names; some loaders read both", "Remove the file."),
+    "files.lfs-pointer": Code("the pointer that git keeps in place of a large file", "Fetch the file itself: git lfs pull."),
     "files.duplicate-key": Code("a key stands twice in a header, the index or a config; readers choose different ones", _EXPORT_AGAIN),
     "files.pickle": Code("a pickle format, which can run code when loaded", "Remove the file; publish safetensors only."),
     "files.executable": Code("a program: no part of a release", "Remove the file."),

@@ -15,7 +15,7 @@ from tasks.handover import Compared, Described, Judged, Measured, Planned
 from tasks.measure import measure
 from tasks.reshard import read_config
 from validators.check import Check, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, GATE_CHECKS
+from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT
 from validators.expectation import Evidence, Expectation, expectation_from_json
 from validators.release import Release, StoredTensor, WeightFile, open_release
 from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
@@ -64,7 +64,7 @@ def measure_release(folder: Path, planned: Planned, roots: tuple[Path, ...], run
 def check_release(
     folder: Path, planned: Planned, measured: Measured, compared: Compared, skips: Mapping[str, str], clock: Callable[[], float]
 ) -> Judged:
-    """Run every check on the release as it lies on disk.
+    """Run the checks of an export on the release as it lies on disk.
 
     Args:
         folder: the stage.
@@ -75,7 +75,7 @@ def check_release(
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS.
+        The results, in the order of CHECKS_OF_EXPORT.
     """
     absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
     evidence = _evidence(folder, measured, compared, absent)
@@ -86,7 +86,7 @@ def check_release(
         dtype=planned.release_dtype if planned.uncast else "",
         in_stage=True,
     )
-    return Judged(_run_all(CHECKS, evidence, skips, clock))
+    return Judged(_run_all(CHECKS_OF_EXPORT, evidence, skips, clock))
 
 
 @task(name="check folder", cache_policy=NO_CACHE)
@@ -113,10 +113,10 @@ def check_folder(
         clock: seconds.
 
     Returns:
-        The results, in the order of GATE_CHECKS.
+        The results, in the order of CHECKS.
     """
     evidence = replace(gather_evidence(described, planned, measured, compared, digests), suite=suite)
-    return Judged(_run_all(GATE_CHECKS, evidence, skips, clock))
+    return Judged(_run_all(CHECKS, evidence, skips, clock))
 
 
 def gather_evidence(

@@ -28,6 +28,7 @@ from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.second_path import SecondPath, Target
 from validators.measured import role_of
 from validators.release import StoredTensor, open_release
+from validators.sampled import count_slices
 from validators.tables import TensorTable, ValueTable, format_shape
 
 _PIECE_NUMEL = 1 << 20  # fewer and longer calls: below 2**19 two workers wait for each other, above 2**20 pieces leave the cache
@@ -152,7 +153,8 @@ def _is_intact(tensor: StoredTensor, data_nbytes: int) -> bool:
 
 def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, object], dict[str, object] | None]:
     tally, difference = Tally(_worker.scratch), Difference(_worker.scratch)
-    sample, rows = Sample(job.tensor.shape), Rows(job.tensor.shape) if _has_rows(job.tensor) else None
+    sample = Sample(job.tensor.shape, count_slices(job.tensor.name, job.tensor.shape))
+    rows = Rows(job.tensor.shape) if _has_rows(job.tensor) else None
     target = witness.targets.get(job.tensor.name) if witness else None
     comparable = target is not None and (target.shape, target.dtype) == (job.tensor.shape, job.tensor.dtype)
     if job.intact:

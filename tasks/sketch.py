@@ -19,14 +19,17 @@ _SEED = 20_011  # of the positions and the hash: any number, but always the same
 
 
 class Sample:
-    """The sample of one tensor.
+    """The sample of one tensor, or the samples of its slices along dim 0.
 
     Args:
         shape: the whole tensor's.
+        slices: 1, or the length of dim 0.
     """
 
-    def __init__(self, shape: Ints) -> None:
-        self._shape, self._flat = shape, _flat_positions(prod(shape))
+    def __init__(self, shape: Ints, slices: int = 1) -> None:
+        inner = prod(shape) // slices
+        starts = np.arange(slices)[:, None] * inner
+        self._shape, self._flat = shape, (starts + _flat_positions(inner)).reshape(-1)
         self._bytes: npt.NDArray[np.uint8] | None = None
 
     def add(self, values: torch.Tensor, box: Box) -> None:

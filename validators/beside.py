@@ -33,6 +33,7 @@ def _kind(code: str, what: str, pattern: str) -> _Kind:
     return _Kind(code, what, re.compile(pattern, re.IGNORECASE))
 
 
+LFS_POINTER = r"^version https://git-lfs\.github\.com/"
 # The first row that fits counts: `optimizer.pt.tmp` is half-written, `optimizer.pt` training state, any other `.pt` a pickle.
 KINDS: tuple[_Kind, ...] = (
     _kind(
@@ -54,7 +55,7 @@ KINDS: tuple[_Kind, ...] = (
     _kind(
         "files.other-format",
         "weights, or an index of weights, in a format that is not judged here",
-        r"\.(gguf|ggml|h5|msgpack|onnx|onnx_data|tflite|nemo|npz|npy|mlmodel|engine|ot)$|(^|/)(pytorch|tf|flax)_model[\w.-]*\.index\.json$",
+        r"\.(gguf|ggml|h5|msgpack|onnx|onnx_data|tflite|nemo|npz|npy|mlmodel|engine)$|(^|/)(pytorch|tf|flax)_model[\w.-]*\.index\.json$",
     ),
     _kind(
         "files.leftover",
@@ -69,6 +70,7 @@ MAGIC: tuple[_Kind, ...] = (
         "files.executable", "a program, by its first bytes", r"^(\x7fELF|MZ(?=[\s\S]{0,62}\x00)|\xca\xfe\xba\xbe|[\xce\xcf]\xfa\xed\xfe)"
     ),
     _kind("files.script", "a script, by its first line", r"^#! ?/"),
+    _kind("files.lfs-pointer", "a Git LFS pointer", LFS_POINTER),
 )
 _HEAD_NBYTES = 256
 _NEVER_EMPTY = (".json", ".model", ".jinja")
@@ -101,6 +103,19 @@ def judge_beside(evidence: Evidence) -> Iterator[Finding]:
                 yield finding("files.adapter-tensor", tensor.name, expected="merged weights", found=f"in {tensor.file}")
 
 
+def read_head(path: Path) -> str:
+    """Return the first bytes of a file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        At most _HEAD_NBYTES bytes, as Latin-1.
+    """
+    with path.open("rb") as file:
+        return file.read(_HEAD_NBYTES).decode("latin-1")
+
+
 def _judge_file(folder: Path, name: str, *, has_code: bool) -> Iterator[Finding]:
     path = folder / name
     nbytes = path.stat().st_size
@@ -110,8 +125,7 @@ def _judge_file(folder: Path, name: str, *, has_code: bool) -> Iterator[Finding]
         if not has_code:
             yield finding("files.script", name, expected="code that an auto_map names", found="code, and no auto_map")
         return
-    with path.open("rb") as file:
-        head = file.read(_HEAD_NBYTES).decode("latin-1")
+    head = read_head(path)
     kind = next((kind for kind in KINDS if kind.pattern.search(name)), None) or next(
         (kind for kind in MAGIC if kind.pattern.search(head)), None
     )

@@ -49,7 +49,8 @@ def examine(evidence: Evidence) -> Outcome:
     inside = {name for unit in units for name in unit.names}
     alone = {name: min(held, key=lambda link: link.distance) for name, held in links.items() if name not in inside}
     shared = _shared_roles(matrices, alone)
-    proven = frozenset(row.name for row in compared_rows(evidence.values) if row.differing == 0)
+    equal = {row.name for row in compared_rows(evidence.values) if row.differing == 0}
+    proven = frozenset(matrix.name for matrix in matrices if matrix.row.name in equal)
     findings = [
         *(_judge(unit, proven, exact="duplicates.unit", rounded="duplicates.near-unit") for unit in units),
         *(

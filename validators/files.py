@@ -7,13 +7,14 @@ What else lies in the folder is judged in validators.beside.
 Source: safetensors 0.8 README, format section; transformers' index (`weight_map`, `metadata.total_size`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 
 from reports.codes import finding
 from reports.model import Finding
-from validators.beside import judge_beside
+from validators.beside import LFS_POINTER, judge_beside, read_head
 from validators.check import Check, Outcome
 from validators.expectation import ITEMSIZE, Evidence
 from validators.release import INDEX_NAME, Release, WeightFile, keys_twice
@@ -54,8 +55,9 @@ def _judge_malformed(release: Release) -> Iterator[Finding]:
     if not release.files and not any(bad.file.endswith(".safetensors") for bad in release.malformed):
         yield finding("files.none", str(release.folder), expected="at least one .safetensors file", found="none")
     for bad in release.malformed:
-        empty = release.folder is not None and (release.folder / bad.file).stat().st_size == 0
-        yield finding("files.zero-length" if empty else "files.malformed", bad.file, found=bad.why)
+        head = read_head(release.folder / bad.file) if release.folder is not None else ""
+        code = "files.malformed" if head else "files.zero-length"
+        yield finding("files.lfs-pointer" if re.match(LFS_POINTER, head) else code, bad.file, found=bad.why)
 
 
 def _judge_layout(file: WeightFile) -> Iterator[Finding]:

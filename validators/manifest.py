@@ -33,11 +33,11 @@ def examine(evidence: Evidence) -> Outcome:
     if entries is None:
         found = finding("manifest.invalid", MANIFEST_NAME, expected="files: {name: {nbytes, sha256}}", found="absent, or of another form")
         return Outcome((found,), 1)
-    digests = {**evidence.digests, **_hash_small_files(release, entries)}
+    sizes, digests = _sizes(release), {**evidence.digests, **_hash_small_files(release, entries)}
     judgements = [
         *([] if evidence.in_stage else _judge_marker(release.folder)),
-        *(judgement for name, entry in entries.items() for judgement in _judge_entry(release, name, entry, digests)),
-        *_judge_unlisted(evidence, entries),
+        *(judgement for name, entry in entries.items() for judgement in _judge_entry(name, entry, sizes, digests)),
+        *_judge_unlisted(sizes, entries, in_stage=evidence.in_stage),
     ]
     findings = tuple(judgement for judgement in judgements if judgement is not None)
     return Outcome(findings, len(judgements), {"listed": len(entries), "hashed": len(set(digests) & set(entries))})
@@ -48,6 +48,13 @@ def _entries(release: Release) -> Mapping[str, Mapping[str, object]] | None:
     if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
         return None
     return entries
+
+
+def _sizes(release: Release) -> Mapping[str, int]:
+    # Bytes of every file; of weight files as their headers were read.
+    assert release.folder is not None
+    unread = (*release.others, *(bad.file for bad in release.malformed))
+    return {name: (release.folder / name).stat().st_size for name in unread} | {file.name: file.nbytes for file in release.files}
 
 
 def _hash_small_files(release: Release, entries: Mapping[str, object]) -> Digests:
@@ -67,27 +74,20 @@ def _judge_marker(folder: Path) -> Iterator[Judgement]:
         )
 
 
-def _judge_entry(release: Release, name: str, entry: Mapping[str, object], digests: Digests) -> Iterator[Judgement]:
-    assert release.folder is not None
-    is_there = name in release.others or any(name == file.name for file in release.files)
-    is_there = is_there or any(name == bad.file for bad in release.malformed)
-    yield judge("manifest.missing", name, right=is_there, expected="a file", found="absent")
-    if not is_there:
+def _judge_entry(name: str, entry: Mapping[str, object], sizes: Mapping[str, int], digests: Digests) -> Iterator[Judgement]:
+    yield judge("manifest.missing", name, right=name in sizes, expected="a file", found="absent")
+    if name not in sizes:
         return
-    nbytes = (release.folder / name).stat().st_size
-    yield judge(
-        "manifest.size", name, right=entry.get("nbytes") == nbytes, expected=f"{entry.get('nbytes')} bytes", found=f"{nbytes} bytes"
-    )
+    listed, nbytes = entry.get("nbytes"), sizes[name]
+    yield judge("manifest.size", name, right=listed == nbytes, expected=f"{listed} bytes", found=f"{nbytes} bytes")
     if name in digests:
         expected, right = f"sha256 {entry.get('sha256')}", entry.get("sha256") == digests[name]
         yield judge("manifest.digest", name, right=right, expected=expected, found=f"sha256 {digests[name]}")
 
 
-def _judge_unlisted(evidence: Evidence, entries: Mapping[str, object]) -> Iterator[Finding]:
-    release = evidence.release
-    held = {*release.others, *(file.name for file in release.files), *(bad.file for bad in release.malformed)}
-    for name in sorted(held - set(entries) - {MANIFEST_NAME, MARKER_NAME}):
-        if not is_bookkeeping(name) and not (evidence.in_stage and name.startswith(STAGE_FOLDER)):
+def _judge_unlisted(sizes: Mapping[str, int], entries: Mapping[str, object], *, in_stage: bool) -> Iterator[Finding]:
+    for name in sorted(set(sizes) - set(entries) - {MANIFEST_NAME, MARKER_NAME}):
+        if not is_bookkeeping(name) and not (in_stage and name.startswith(STAGE_FOLDER)):
             yield finding("manifest.unlisted", name, expected="only files that the manifest lists", found="a file beyond them")
 
 

@@ -201,7 +201,7 @@ def _normal_peaks(numel: int) -> tuple[float, float]:
     # Between which the largest magnitude of so many normal numbers lies, 19 times of 20. Source: their Gumbel limit.
     root = math.sqrt(2 * math.log(2 * numel))
     likeliest = root - (math.log(math.log(2 * numel)) + math.log(4 * math.pi)) / (2 * root)
-    return likeliest - 1.5 / root, likeliest + 3 / root
+    return likeliest - 2.5 / root, likeliest + 3 / root
 
 
 def _is_centred(row: Measured) -> bool:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from reports.codes import CODES
 from reports.errors import RequestError
 from reports.model import Waiver
-from validators.checks import GATE_CHECKS
+from validators.checks import CHECKS
 from validators.marked_text import find_line, read_marked, read_text, refuse
 from validators.policy import LIMITS, LimitsRow, Policy
 from validators.suite import DEFAULT_SUITE, read_suite
@@ -30,7 +30,7 @@ def _is_line(text: str) -> str:
 
 
 def _is_check(name: str) -> str:
-    if name not in (names := [check.name for check in GATE_CHECKS]):
+    if name not in (names := [check.name for check in CHECKS]):
         raise ValueError(f"no check {name!r}; there are {', '.join(names)}")
     return name
 
@@ -142,7 +142,7 @@ def default_policy_text() -> str:
         Commented YAML; it reads as `Policy()`.
     """
     rows = [f"#   {row}: {{{', '.join(f'{metric}: {limit:g}' for metric, limit in limits.items())}}}" for row, limits in LIMITS.items()]
-    return _DEFAULT.format(checks=", ".join(check.name for check in GATE_CHECKS), limits="\n".join(rows), suite=DEFAULT_SUITE.name)
+    return _DEFAULT.format(checks=", ".join(check.name for check in CHECKS), limits="\n".join(rows), suite=DEFAULT_SUITE.name)
 
 
 def read_policy(path: Path) -> Policy:

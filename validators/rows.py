@@ -26,7 +26,7 @@ from validators.vocabulary import parse_object, read_vocabulary
 
 # What the families' modules are called that have one row per token; for a release whose family is not known.
 _MODULES = frozenset({"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "lm_head", "embed_out", "output"})
-_RESERVED = re.compile(r"^(<.+>|\[.+\])$")
+_RESERVED = re.compile(r"^(<.+>|\[.+\])$|unused|reserved|madeup")
 
 
 @dataclass(frozen=True, slots=True)

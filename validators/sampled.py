@@ -1,8 +1,10 @@
 """Samples and repeated rows, as a TensorTable writes them and the checks read them. No check of its own.
 
-A sample is hex: the bytes of at most SAMPLE_NUMEL values, at flat positions that are the same for every tensor of a shape. Repeated rows
-are runs separated by blanks: `5:8=zero` (rows 5 to 7 are zero), `9:12=3` (each equals row 3), `16:32=0+` (row 16 equals row 0, row 17
-row 1, …).
+A sample is hex: the bytes of at most SAMPLE_NUMEL values, at flat positions that are the same for every tensor of a shape; a tensor of
+fused experts has one sample per expert, one behind the other.
+
+Repeated rows are runs separated by blanks: `5:8=zero` (rows 5 to 7 are zero), `9:12=3` (each equals row 3), `16:32=0+` (row 16 equals
+row 0, row 17 row 1, …).
 """
 
 import re
@@ -69,6 +71,20 @@ def parse_runs(text: str) -> list[Run]:
         start, stop, origin, step = match.groups()
         runs.append(Run(int(start), int(stop), ZERO_ROW if origin == "zero" else int(origin), len(step)))
     return runs
+
+
+def count_slices(name: str, shape: tuple[int, ...]) -> int:
+    """Return how many samples a tensor has.
+
+    Args:
+        name: the tensor's.
+        shape: element counts per dim.
+
+    Returns:
+        The number of experts for fused ones, (E, A, C) under `….experts.gate_up_proj` and the like; else 1.
+    """
+    is_fused = len(shape) == 3 and "experts" in name.split(".")
+    return shape[0] if is_fused and min(shape) > 0 else 1
 
 
 def read_samples(table: pd.DataFrame) -> Mapping[str, bytes]:

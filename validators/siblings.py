@@ -14,7 +14,7 @@ import numpy.typing as npt
 from validators.expectation import ITEMSIZE
 from validators.measured import Measured, role_of
 from validators.policy import ALIKE_DISTANCE, NEAR_DISTANCE
-from validators.sampled import sample_values
+from validators.sampled import count_slices, sample_values
 from validators.tables import parse_shape
 
 _SMALLEST_NUMEL = 64  # smaller matrices may be equal by chance
@@ -25,7 +25,11 @@ _SAME_STATISTICS = 1e-5  # of the rms: sums over other pieces differ by 1e-7
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor of two dims or more. `sample` is raw; `values` are its numbers, none for a dtype without."""
+    """A tensor of two dims or more, or one expert of a fused one.
+
+    `name` is the tensor's; of a fused expert, what it would be called by itself (`….experts.3.down_proj`). `row` is the whole tensor's.
+    `sample` is raw; `values` are its numbers, none for a dtype without.
+    """
 
     name: str
     role: str
@@ -53,12 +57,13 @@ def telling_matrices(rows: Iterable[Measured], samples: Mapping[str, bytes]) -> 
     Returns:
         Those inside layers, large and varied enough, in the order given.
     """
-    matrices = []
-    for row in rows:
-        role, sample = role_of(row.name), samples[row.name]
-        if role != row.name and len(parse_shape(row.shape)) > 1 and row.numel >= _SMALLEST_NUMEL and _is_varied(sample, row.dtype):
-            matrices.append(Matrix(row.name, role, row, sample, sample_values(sample, row.dtype)))
-    return matrices
+    return [
+        Matrix(name, role_of(name), row, sample, sample_values(sample, row.dtype))
+        for row in rows
+        if len(parse_shape(row.shape)) > 1 and row.numel >= _SMALLEST_NUMEL
+        for name, sample in _slices(row, samples[row.name])
+        if role_of(name) != name and _is_varied(sample, row.dtype)
+    ]
 
 
 def link_copies(matrices: Sequence[Matrix]) -> list[Link]:
@@ -93,6 +98,17 @@ def is_alike(group: Sequence[Matrix]) -> bool:
     if any(not len(other.values) for other in group):
         return False
     return max(float(_distances([first, other])[0, 1]) for other in group[1:]) < ALIKE_DISTANCE
+
+
+def _slices(row: Measured, sample: bytes) -> Iterator[tuple[str, bytes]]:
+    count = count_slices(row.name, parse_shape(row.shape))
+    nbytes = len(sample) // count
+    if count == 1:
+        yield row.name, sample
+        return
+    before, after = row.name.rsplit("experts.", 1)
+    for expert in range(count):
+        yield f"{before}experts.{expert}.{after}", sample[expert * nbytes : (expert + 1) * nbytes]
 
 
 def _is_varied(sample: bytes, dtype: str) -> bool:

@@ -17,7 +17,7 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.measured import is_norm, role_of
 from validators.policy import UNQUANTIZED
-from validators.suite import COLUMNS, DEFAULT_SUITE
+from validators.suite import DEFAULT_SUITE
 from validators.tables import parse_shape
 
 if TYPE_CHECKING:
@@ -52,23 +52,22 @@ def examine(evidence: Evidence) -> Outcome:
 
 
 def extend_table(tensors: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that a rule may name: a TensorTable's numbers, and what rules choose rows by.
+    """Return a TensorTable with the columns that rules choose rows by.
 
     Args:
         tensors: a TensorTable.
 
     Returns:
-        A new table of COLUMNS: `role`, `kind`, `numel` and `ndim` are added.
+        A new table: `role`, `kind`, `numel` and `ndim` added; what is there to compare tensors with each other left out.
     """
     shapes = [parse_shape(text) for text in tensors["shape"]]
     names, dtypes = tensors["name"].tolist(), tensors["dtype"].tolist()
-    extended = tensors.assign(
+    return tensors.drop(columns=["sample", "repeated"]).assign(
         role=[role_of(name) for name in names],
         kind=[_kind(name, dtype, len(shape)) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)],
         numel=[prod(shape) for shape in shapes],
         ndim=[len(shape) for shape in shapes],
     )
-    return extended[list(COLUMNS)]
 
 
 def _kind(name: str, dtype: str, ndim: int) -> str:

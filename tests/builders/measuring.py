@@ -93,7 +93,23 @@ def _statistics(file: str, name: str, tensor: torch.Tensor) -> dict:
         "zero_share": (values == 0).double().mean().item(),
         "constant": int(len(values) > 1 and bool((values == values[0]).all())),
         "relative_error": float("nan"),
+        "sample": values_at(tensor, 32),
+        "repeated": repeated_rows(tensor) if tensor.ndim == 2 and not any(part.isdecimal() for part in name.split(".")) else "",
     }
+
+
+def values_at(tensor: torch.Tensor, count: int) -> str:
+    """Return the hex of evenly spaced values: not the product's choice, but like it the same for every tensor of a shape."""
+    flat = tensor.flatten()
+    chosen = flat[torch.linspace(0, len(flat) - 1, min(count, len(flat))).long()]
+    return chosen.contiguous().view(torch.uint8).numpy().tobytes().hex()
+
+
+def repeated_rows(tensor: torch.Tensor) -> str:
+    """Return every row that is zero or equals an earlier one, as runs of one row."""
+    seen: dict[tuple, int] = {}
+    rows = [(i, "zero" if not any(row) else seen.setdefault(tuple(row), i)) for i, row in enumerate(tensor.double().tolist())]
+    return " ".join(f"{i}:{i + 1}={origin}" for i, origin in rows if origin != i)
 
 
 def _comparison(name: str, found: torch.Tensor, source: torch.Tensor) -> dict:

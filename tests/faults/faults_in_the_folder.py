@@ -17,6 +17,7 @@ MANIFEST, MARKER = "shardwright.json", "shardwright.committed"
 # Made up, in the issuers' forms; cut in two so that no scanner takes this file for a leak.
 HF = "hf_" + "QwErTyUiOpAsDfGhJkLzXcVbNmPoIuYtRe"
 PEM = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n" + "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gt\n"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 12345\n"
 CREDENTIALS = {
     "hugging_face": HF,
     "openai": "sk-" + "proj-a8Kd03jfLq92mZpX7cVb4TyR1wEs",
@@ -162,6 +163,8 @@ STRAYS = (
     Fault("link_to_itself", "dense", "files.link-broken", lambda folder: (folder / "LICENSE").symlink_to("LICENSE")),
     Fault("link_out_of_the_folder", "dense", "files.link-outside", link_out("tokenizer.json")),
     Fault("weights_linked_from_elsewhere", "dense", "files.link-outside", link_out("model-00001-of-00004.safetensors")),
+    Fault("shard_is_a_pointer", "dense", "files.lfs-pointer", put("model-00001-of-00004.safetensors", POINTER)),
+    Fault("vocabulary_is_a_pointer", "dense", "files.lfs-pointer", put("tokenizer.model", POINTER)),
     Fault("special_tokens_emptied", "dense", "files.zero-length", write("added_tokens.json", "")),  # 88
 )
 

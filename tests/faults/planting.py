@@ -12,7 +12,7 @@ from tests.builders.measuring import compare_logits, plan_of
 from tests.builders.plans import whole, write_plan
 from tests.builders.releases import SoundRelease
 from validators.check import Check, run
-from validators.checks import CHECKS, GATE_CHECKS
+from validators.checks import CHECKS, CHECKS_OF_EXPORT
 from validators.expectation import Evidence
 from validators.release import open_release
 from validators.tables import parse_shape
@@ -83,14 +83,14 @@ def report_of(results: list[CheckResult], evidence: Evidence) -> Report:
     )
 
 
-def judge_all(evidence: Evidence, checks: tuple[Check, ...] = CHECKS) -> list[CheckResult]:
+def judge_all(evidence: Evidence, checks: tuple[Check, ...] = CHECKS_OF_EXPORT) -> list[CheckResult]:
     """Return what every check says; the clock stands still."""
     return [run(check, evidence, lambda: 0.0) for check in checks]
 
 
 def checks_for(fault: Fault) -> tuple[Check, ...]:
     """Return the checks a fault is shown to: the gate's own, slow to import, only where they must catch it."""
-    return GATE_CHECKS if fault.code.startswith("statistics.") else CHECKS
+    return CHECKS if fault.code.startswith("statistics.") else CHECKS_OF_EXPORT
 
 
 def judge(fault: Fault, evidence: Evidence) -> list[CheckResult]:

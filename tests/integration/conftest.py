@@ -8,5 +8,5 @@ def prefect_server():
     """A Prefect server with an empty database, for the whole session."""
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=60):
+    with prefect_test_harness(server_startup_timeout=300):
         yield

@@ -189,6 +189,39 @@ def test_the_command_says_accepted_with_0_and_names_the_code_with_1(honest, tmp_
     assert red.stdout.splitlines()[-1].startswith("report ")
 
 
+def test_a_waiver_lets_one_finding_pass_until_its_last_day_and_is_shown(release, tmp_path):
+    _forget_manifest(release)
+    _edit(release, "model.norm.weight", lambda values: torch.full_like(values, torch.nan))
+    policy = tmp_path / "policy.yaml"
+    row = "waivers:\n  - code: finite.nonfinite\n    where: model.norm.weight\n    owner: Ada\n    reason: known\n    expires: {day}\n"
+    policy.write_text(row.format(day="2999-01-01"))
+    with pytest.raises(RejectedError) as red:
+        _gate(release, policy=policy)
+    waived = _codes(red.value.outcome)
+    assert "finite.nonfinite" not in waived
+    policy.write_text(row.format(day="2020-01-01"))
+    with pytest.raises(RejectedError) as red:
+        _gate(release, policy=policy)
+    assert {"finite.nonfinite", "policy.waiver-expired"} <= _codes(red.value.outcome)
+
+
+def test_a_policy_that_is_wrong_is_refused_with_its_line(release, tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("required_checks:\n  - files\n  - colour\n")
+    with pytest.raises(ReleaseError, match=r"policy\.yaml:3"):
+        _gate(release, policy=policy)
+
+
+@pytest.mark.slow
+def test_the_default_policy_is_written_once_and_changes_nothing(honest, tmp_path):
+    first = run("policy", "init", "policy.yaml", cwd=tmp_path)
+    assert (first.returncode, first.stdout) == (0, "wrote policy.yaml\n")
+    again = run("policy", "init", "policy.yaml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+    assert _gate(Path(shutil.copytree(honest, tmp_path / "release")), policy=tmp_path / "policy.yaml").verdict.green
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["dense", "tied", "moe", "router_bias"])
 def test_what_save_pretrained_writes_is_accepted_without_a_word(name, dtype, tmp_path):

@@ -9,13 +9,13 @@ import pytest
 from reports.codes import CODES
 from reports.errors import RequestError
 from reports.model import Waiver
-from validators.checks import GATE_CHECKS
+from validators.checks import CHECKS
 from validators.policy import LIMITS, Policy
 from validators.policy_file import default_policy_text, parse_policy, read_policy
 from validators.suite import DEFAULT_SUITE
 
 PATH = Path("policy.yaml")
-WAIVER = {"code": "files.truncated", "owner": "Ada", "reason": "mirror", "expires": "2027-01-31"}
+WAIVER = {"code": "manifest.digest", "owner": "Ada", "reason": "mirror", "expires": "2027-01-31"}
 
 
 def refusal(text: str, path: Path = PATH) -> RequestError:
@@ -45,7 +45,7 @@ def test_default_text_reads_as_the_default_policy():
 
 def test_default_text_names_every_check_and_every_limit():
     text = default_policy_text()
-    assert [check.name for check in GATE_CHECKS if not re.search(rf"\b{check.name}\b", text)] == []
+    assert [check.name for check in CHECKS if not re.search(rf"\b{check.name}\b", text)] == []
     commented = re.search(r"^# limits:\n(?:#   .*\n)+", text, re.MULTILINE)
     assert commented is not None
     written = re.sub(r"^# ", "", commented[0], flags=re.MULTILINE)
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_with_its_places():
     policy = parse_policy("witnesses: 1\nrequired_checks:\n  - files\n  - logits\nlimits:\n  BF16: {mean_kl: 2e-3}\n" + waiver(), PATH)
     assert (policy.required, policy.witnesses) == (frozenset({"files", "logits"}), 1)
     assert policy.limits == {**LIMITS, "BF16": {**LIMITS["BF16"], "mean_kl": 0.002}}
-    assert policy.waivers == (Waiver("files.truncated", "*", "Ada", "mirror", "2027-01-31", "policy.yaml:9"),)
+    assert policy.waivers == (Waiver("manifest.digest", "*", "Ada", "mirror", "2027-01-31", "policy.yaml:9"),)
     assert policy.places == {"witnesses": "policy.yaml:1", "files": "policy.yaml:3", "logits": "policy.yaml:4"}
 
 
@@ -89,7 +89,7 @@ REFUSED = {
     "unknown_check": (
         "required_checks:\n  - files\n  - shape\n",
         3,
-        "no check 'shape'; there are files, inventory, shapes",
+        "no check 'shape'; there are files, manifest, secrets",
         "required_checks",
     ),
     "unknown_row": ("limits:\n  F32: {mean_kl: 1}\n  FP8: {mean_kl: 1}\n", 3, "limits.FP8", "F32, F16, BF16"),
@@ -107,7 +107,7 @@ REFUSED = {
     "not_a_day": (waiver(expires="soon"), 6, "valid date", "expires"),
     "no_subject": (waiver(code=None), 3, "either check or code", "check, code"),
     "two_subjects": (waiver(check="files"), 3, "either check or code", "check, code"),
-    "unknown_code": (waiver(code="files.truncateds"), 3, "no code 'files.truncateds'; files has files.none", "code"),
+    "unknown_code": (waiver(code="files.digests"), 3, "no code 'files.digests'; files has files.none", "code"),
     "code_of_no_check": (waiver(code="digest"), 3, "docs/faults.md", "code"),
     "a_warnings_code": (waiver(code="finite.constant"), 3, "a warning turns no verdict", "code"),
     "the_policys_own_code": (waiver(code="policy.waiver-expired"), 3, "cannot be waived", "code"),

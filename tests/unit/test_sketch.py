@@ -44,6 +44,15 @@ def test_small_tensor_is_sampled_whole(shape):
     assert sample_values(bytes.fromhex(sample.text), "F32").tolist() == values.double().reshape(-1).tolist()
 
 
+def test_fused_experts_have_a_sample_each_alike_in_place():
+    values, fused, alone = _normal(5, 12, 8), Sample((5, 12, 8), 5), Sample((12, 8))
+    for at in range(5):
+        fused.add(values[at : at + 1, :6].contiguous(), Box((at, 0, 0), (1, 6, 8)))
+        fused.add(values[at : at + 1, 6:].contiguous(), Box((at, 6, 0), (1, 6, 8)))
+    alone.add(values[3], Box((0, 0), (12, 8)))
+    assert fused.text[3 * len(alone.text) : 4 * len(alone.text)] == alone.text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("height", "width"), [(40, 6), (7, 6), (9, 2), (3, 5)])
 def test_repeated_rows_are_found_however_the_matrix_is_cut(dtype, height, width):

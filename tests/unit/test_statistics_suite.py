@@ -43,7 +43,17 @@ def table(rows: int, **columns: object) -> pd.DataFrame:
     """A TensorTable of honest matrices, with some columns set."""
     honest = {
         **{"name": [f"model.layers.{n}.mlp.up_proj.weight" for n in range(rows)], "file": "model.safetensors", "dtype": "BF16"},
-        **{"shape": "64x64", "nbytes": 8192, "absmax": 0.5, "rms": 0.1, "mean": 0.0, "nonfinite": 0, "zero_share": 0.0},
+        **{
+            "shape": "64x64",
+            "nbytes": 8192,
+            "absmax": 0.5,
+            "rms": 0.1,
+            "mean": 0.0,
+            "nonfinite": 0,
+            "zero_share": 0.0,
+            "sample": "",
+            "repeated": "",
+        },
         **{"constant": 0, "relative_error": np.nan},
         **{"sample": "", "repeated": ""},
     }

@@ -102,7 +102,7 @@ def test_attempt_gives_the_value_or_the_exception():
 def test_a_checks_name_is_its_files_name_and_its_codes_begin_with_it():
     names = [check.name for check in CHECKS]
     assert [Path(check.examine.__code__.co_filename).stem for check in CHECKS] == names
-    assert {code.split(".")[0] for code in CODES} == {*names, "statistics", "sensitivity", review.NAME}
+    assert {code.split(".")[0] for code in CODES} == {*names, "sensitivity", review.NAME}
 
 
 def test_checks_before_writing_need_no_bytes():

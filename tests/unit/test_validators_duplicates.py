@@ -85,3 +85,11 @@ def test_values_that_are_not_finite_are_no_copy_of_each_other(judge):
     for tensor in tensors.values():
         tensor[::2] = float("nan")
     assert _found(judge(tensors)) == []
+
+
+def test_expert_of_a_fused_tensor_is_found_and_called_as_by_itself(judge):
+    tensors = _layers(3, lambda: torch.randn(4, 16, 24), "mlp.experts.gate_up_proj", "mlp.experts.down_proj") | _layers(3, _matrix, "w")
+    assert _found(judge(tensors)) == []
+    for part in ("gate_up_proj", "down_proj"):
+        tensors[f"model.layers.1.mlp.experts.{part}"][2] = tensors[f"model.layers.1.mlp.experts.{part}"][0]
+    assert _found(judge(tensors)) == [("duplicates.unit", "model.layers.1.mlp.experts.2", "those of model.layers.1.mlp.experts.0")]

@@ -16,10 +16,10 @@ from validators.policy_file import parse_policy
 from validators.review import apply_policy
 
 TODAY = date(2026, 11, 29)
-DIGEST = finding("files.truncated", "model-00001.safetensors", expected="ab", found="cd")
+DIGEST = finding("files.pickle", "model-00001.safetensors", expected="ab", found="cd")
 HOLE = finding("files.hole", "model-00002.safetensors", expected="no gap", found="8 bytes")
 WARNING = finding("finite.constant", "model.norm.weight", expected="values that vary", found="64 times 1")
-WAIVER = Waiver("files.truncated", "*", "Ada", "the mirror recompresses", "2026-12-31", "policy.yaml:4")
+WAIVER = Waiver("files.pickle", "*", "Ada", "the mirror recompresses", "2026-12-31", "policy.yaml:4")
 HEARD = (Witness("recorded", True, ("mapping",)), Witness("second path", True, ("bytes",)))
 
 
@@ -52,14 +52,14 @@ def test_a_used_waiver_turns_the_finding_and_is_named_in_the_verdict():
     assert (waived.severity, waived.waived) == ("waived", "Ada until 2026-12-31: the mirror recompresses (policy.yaml:4)")
     assert reviewed.results[0].status == "passed"
     assert reviewed.verdict().green
-    assert reviewed.verdict().line == "accepted, 1 finding waived: files.truncated (Ada until 2026-12-31)"
+    assert reviewed.verdict().line == "accepted, 1 finding waived: files.pickle (Ada until 2026-12-31)"
     assert reviewed.waivers == (replace(WAIVER, findings=1),)
 
 
 def test_a_waiver_of_a_code_leaves_the_other_codes_of_its_check():
     reviewed = under(report(files(DIGEST, HOLE)), WAIVER)
     assert reviewed.results[0].status == "failed"
-    line = "not accepted: files (files.hole); 1 finding waived: files.truncated (Ada until 2026-12-31)"
+    line = "not accepted: files (files.hole); 1 finding waived: files.pickle (Ada until 2026-12-31)"
     assert reviewed.verdict().line == line
 
 
