@@ -39,3 +39,7 @@ MemoryOption = Annotated[str, typer.Option(help="Memory the logits comparison ma
 RunsOption = Annotated[
     Path | None, typer.Option(help="Where run folders go. [default: $SHARDWRIGHT_RUNS, else ./runs]", show_default=False)
 ]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option(help="policy.yaml: required checks, limits, waivers (see shardwright policy init).", show_default=False),
+]

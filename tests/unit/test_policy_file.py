@@ -89,7 +89,7 @@ REFUSED = {
     "unknown_check": (
         "required_checks:\n  - files\n  - shape\n",
         3,
-        "no check 'shape'; there are files, inventory, shapes",
+        "no check 'shape'; there are files, manifest, secrets",
         "required_checks",
     ),
     "unknown_row": ("limits:\n  F32: {mean_kl: 1}\n  FP8: {mean_kl: 1}\n", 3, "limits.FP8", "F32, F16, BF16"),

@@ -55,7 +55,6 @@ def table(rows: int, **columns: object) -> pd.DataFrame:
             "repeated": "",
         },
         **{"constant": 0, "relative_error": np.nan},
-        **{"sample": "", "repeated": ""},
     }
     return TensorTable.validate(pd.DataFrame({**honest, **columns}))
 
