@@ -242,3 +242,12 @@ def keep_router_bias(folder: Path, precise: Path) -> None:
     tensors, kept = load_file(folder / "model.safetensors"), load_file(precise / "model.safetensors")
     tensors |= {name: value for name, value in kept.items() if name.endswith("e_score_correction_bias")}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size"])
+def test_a_config_of_absurd_size_is_named_and_ends(release, key):
+    config = json.loads((release / "config.json").read_text())
+    (release / "config.json").write_text(json.dumps({**config, key: 10**9}))
+    with pytest.raises((RejectedError, ReleaseError)) as said:
+        _gate(release)
+    assert key in str(said.value) or "config" in str(said.value)

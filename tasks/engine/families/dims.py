@@ -27,6 +27,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "nope_dim": ("qk_nope_head_dim",),
     "v_dim": ("v_head_dim",),
 }
+_MOST = {"num_layers": 10_000, "num_experts": 10_000}  # beyond them, listing a model's tensors would not end
 FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 
 
@@ -67,6 +68,8 @@ class Dims:
                 continue
             if not isinstance(value, int) or value <= 0:
                 raise RequestError(f"{tried[0]} is {value!r}, not a positive whole number", where=where, remedy="Correct the config.")
+            if value > _MOST.get(size, value):
+                raise RequestError(f"{tried[0]} is {value}, no model has so many", where=where, remedy="Correct the config.")
             sizes[size] = int(value)
         _fill_in(sizes, multiples, where)
         flags = {flag: bool(config.get(flag, defaults.get(flag, False))) for flag in FLAGS}
