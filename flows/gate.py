@@ -15,7 +15,7 @@ from reports.write import write_report
 from tasks.check import check_folder, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
 from tasks.engine.formats.readers import check_folder as check_source
-from tasks.gather import compare_recorded, describe_release, digest_files, measure_alone
+from tasks.gather import compare_recorded, describe_release, digest_files
 from tasks.handover import Compared, Described, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
 from tasks.load_shards import load_shards
 from tasks.prove import prove
@@ -89,7 +89,10 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
     described = run.phase("describe", lambda: call(describe_release, folder, request.family, run.folder))
     digests = run.phase("digest", lambda: call(digest_files, folder, request.workers), nbytes_read=described.nbytes)
     loaded, planned = _plan_source(request, run, described)
-    measured = run.phase("measure", lambda: _measure(request, run, described, loaded, planned), nbytes_read=described.nbytes)
+    roots = loaded.roots if loaded else ()
+    measured = run.phase(
+        "measure", lambda: call(measure_release, folder, planned, roots, run.folder, request.workers), nbytes_read=described.nbytes
+    )
     compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
     known = (measured, compared, digests)
     judged = run.phase("check", lambda: call(check_folder, described, planned, *known, policy.suite, request.skips, run.clock))
@@ -114,12 +117,6 @@ def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[
     dtype = described.dtype if described.dtype in UNQUANTIZED else ""
     wanted = ModelRequest(assets, family, dtype, (), described.holds_head, _ONE_FILE)
     return loaded, run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
-
-
-def _measure(request: GateRequest, run: Run, described: Described, loaded: Loaded | None, planned: Planned | None) -> Measured:
-    if loaded is None or planned is None:
-        return run.runner.call(measure_alone, described.folder, run.folder, request.workers)
-    return run.runner.call(measure_release, described.folder, planned, loaded.roots, run.folder, request.workers)
 
 
 def _compare(request: GateRequest, run: Run, described: Described, loaded: Loaded | None, planned: Planned | None) -> Compared:

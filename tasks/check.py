@@ -39,20 +39,20 @@ def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], 
 
 
 @task(name="measure release", cache_policy=NO_CACHE)
-def measure_release(folder: Path, planned: Planned, roots: tuple[Path, ...], run_folder: Path, workers: int) -> Measured:
+def measure_release(folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int) -> Measured:
     """Read every released tensor once, for statistics and against the second path.
 
     Args:
         folder: the stage.
-        planned: the plan.
-        roots: the source's folders.
+        planned: the plan; None where there is no source, so that no witness is heard.
+        roots: the source's folders; none without a plan.
         run_folder: for the tables.
         workers: tensors read at a time.
 
     Returns:
         Paths of the tables.
     """
-    found = measure(folder, plan_path=planned.path, source_roots=roots, workers=workers)
+    found = measure(folder, plan_path=planned.path if planned else None, source_roots=roots, workers=workers)
     return Measured(
         write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
         write_table(ValueTable, found.values, run_folder / "values.csv"),

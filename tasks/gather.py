@@ -11,14 +11,12 @@ from prefect.cache_policies import NO_CACHE
 from reports.errors import ShapeError
 from tasks.engine.planning.choose import NONE, choose_family
 from tasks.forward import ForwardError
-from tasks.handover import Compared, Described, Measured
+from tasks.handover import Compared, Described
 from tasks.logits_line import Subject, compare, not_compared
-from tasks.measure import measure
 from tasks.reshard import describe_unknown
 from validators.check import has_tokenizer
 from validators.expectation import Expectation, expectation_from_json, expectation_to_json
 from validators.release import Release, open_release
-from validators.tables import TensorTable, ValueTable, write_table
 
 
 @task(name="describe release", cache_policy=NO_CACHE)
@@ -84,26 +82,6 @@ def digest_files(folder: Path, workers: int) -> dict[str, str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@task(name="measure alone", cache_policy=NO_CACHE)
-def measure_alone(folder: Path, run_folder: Path, workers: int) -> Measured:
-    """Read every tensor of a release once, for its statistics.
-
-    Args:
-        folder: the release.
-        run_folder: for the tables.
-        workers: tensors read at a time.
-
-    Returns:
-        Paths of the tables; no witness is heard.
-    """
-    found = measure(folder, plan_path=None, source_roots=(), workers=workers)
-    return Measured(
-        write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
-        write_table(ValueTable, found.values, run_folder / "values.csv"),
-        found.witness,
-    )
 
 
 @task(name="compare recorded logits", cache_policy=NO_CACHE)
