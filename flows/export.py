@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
 from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now
 from reports.errors import ReleaseError, RequestError
@@ -184,7 +185,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         kind="export",
         action="published",
         subject=str(request.to.absolute()),
-        source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})",
+        source=loaded.label,
         plan_digest=planned.digest,
         results=gathered.judged.results,
         witnesses=(*((measured.witness,) if measured else ()), *gathered.compared.witnesses),
@@ -219,11 +220,7 @@ def check_request(request: ExportRequest) -> None:
         raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
     for root in (request.source, *request.also):
         check_folder(root)
-    unknown = sorted(set(request.skips) - {check.name for check in CHECKS_OF_EXPORT})
-    if unknown:
-        raise RequestError(
-            f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {', '.join(check.name for check in CHECKS_OF_EXPORT)}."
-        )
+    refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
     _check_inputs(request)
 
 
@@ -231,9 +228,7 @@ def _check_inputs(request: ExportRequest) -> None:
     if request.assets is not None and not request.assets.is_dir():
         what = "is a file, not a folder" if request.assets.exists() else "does not exist"
         raise RequestError(what, where=f"--assets {request.assets}", remedy="Give the folder of config.json and tokenizer.")
-    if request.golden is not None and not request.golden.is_file():
-        what = "is a folder, not a file" if request.golden.exists() else "does not exist"
-        raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
+    refuse_golden(request.golden)
 
 
 def refuse_inside_source(request: ExportRequest) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import GateRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
 from reports.errors import RequestError
@@ -55,13 +56,8 @@ def check_request(request: GateRequest) -> None:
         )
     if request.against is not None:
         check_source(request.against)
-    if request.golden is not None and not request.golden.is_file():
-        what = "is a folder, not a file" if request.golden.exists() else "does not exist"
-        raise RequestError(what, where=f"--golden {request.golden}", remedy="Give the safetensors file that the trainer recorded.")
-    unknown = sorted(set(request.skips) - {check.name for check in CHECKS})
-    if unknown:
-        known = ", ".join(check.name for check in CHECKS)
-        raise RequestError(f"no check {unknown[0]!r}", where="--skip", remedy=f"There are {known}.")
+    refuse_golden(request.golden)
+    refuse_unknown_checks(request.skips, CHECKS)
     _read_policy(request)
 
 
@@ -73,7 +69,7 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
     """Judge a release.
 
     Args:
-        request: what to judge, and what to hold it against.
+        request: what to judge, and what to hold it against; `check_request` has passed it.
         run: how tasks are called, where the report goes.
 
     Returns:
@@ -83,7 +79,6 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
         RejectedError: a check failed.
         ReleaseError: the work could not be done.
     """
-    check_request(request)
     policy = _read_policy(request)
     call, folder = run.runner.call, request.release.absolute()
     described = run.phase("describe", lambda: call(describe_release, folder, request.family, run.folder))
@@ -147,7 +142,7 @@ def _report(
         kind="gate",
         action="accepted",
         subject=str(request.release.absolute()),
-        source=f"{loaded.roots[0]} ({loaded.format}{'' if loaded.step is None else f', step {loaded.step}'})" if loaded else "none given",
+        source=loaded.label if loaded else "none given",
         plan_digest=planned.digest if planned else "",
         results=judged.results,
         witnesses=(measured.witness, *compared.witnesses),

@@ -1,6 +1,5 @@
 """What a finished folder of weights shows: what its config implies, its digests, its values, its logits against recorded ones."""
 
-import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ from tasks.logits_line import Subject, compare, not_compared
 from tasks.reshard import describe_unknown
 from validators.check import has_tokenizer
 from validators.expectation import Expectation, expectation_from_json, expectation_to_json
-from validators.release import Release, open_release
+from validators.release import Release, open_release, sha256_of
 
 
 @task(name="describe release", cache_policy=NO_CACHE)
@@ -76,12 +75,7 @@ def digest_files(folder: Path, workers: int) -> dict[str, str]:
     """
     names = [file.name for file in open_release(folder).files]
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return dict(zip(names, pool.map(lambda name: sha256_of(folder / name), names), strict=True))
 
 
 @task(name="compare recorded logits", cache_policy=NO_CACHE)

@@ -31,6 +31,11 @@ class Loaded:
     nbytes: int
     notes: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """Its folder, format and step, as reports name it."""
+        return f"{self.roots[0]} ({self.format}{'' if self.step is None else f', step {self.step}'})"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:

@@ -5,7 +5,6 @@ The manifest is `{"files": {name: {"nbytes", "sha256"}}}` and lists every file b
 other files are small and hashed here. A release still in its stage has no marker yet, and keeps its progress beside the files.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from reports.codes import finding
 from reports.model import Finding
 from validators.check import Check, Judgement, Outcome, judge
 from validators.expectation import Evidence
-from validators.release import MANIFEST_NAME, MARKER_NAME, STAGE_FOLDER, Release, is_bookkeeping, parse_json_object
+from validators.release import MANIFEST_NAME, MARKER_NAME, STAGE_FOLDER, Release, is_bookkeeping, parse_json_object, sha256_of
 
 Digests = Mapping[str, str]
 
@@ -59,7 +58,7 @@ def _sizes(release: Release) -> Mapping[str, int]:
 
 def _hash_small_files(release: Release, entries: Mapping[str, object]) -> Digests:
     assert release.folder is not None
-    return {name: _sha256(release.folder / name) for name in release.others if name in entries}
+    return {name: sha256_of(release.folder / name) for name in release.others if name in entries}
 
 
 def _judge_marker(folder: Path) -> Iterator[Judgement]:
@@ -68,7 +67,7 @@ def _judge_marker(folder: Path) -> Iterator[Judgement]:
     if marker.is_file():
         content = parse_json_object(marker)
         named = content if isinstance(content, str) else content.get("manifest_sha256")
-        actual = _sha256(folder / MANIFEST_NAME)
+        actual = sha256_of(folder / MANIFEST_NAME)
         yield judge(
             "manifest.replaced", MANIFEST_NAME, right=named == actual, expected=f"sha256 {named} (marker)", found=f"sha256 {actual}"
         )
@@ -89,11 +88,6 @@ def _judge_unlisted(sizes: Mapping[str, int], entries: Mapping[str, object], *, 
     for name in sorted(set(sizes) - set(entries) - {MANIFEST_NAME, MARKER_NAME}):
         if not is_bookkeeping(name) and not (in_stage and name.startswith(STAGE_FOLDER)):
             yield finding("manifest.unlisted", name, expected="only files that the manifest lists", found="a file beyond them")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 CHECK = Check("manifest", ("manifest",), examine)

@@ -6,6 +6,7 @@ data section. Source: safetensors 0.8 README, format section.
 What cannot be parsed does not raise: it becomes a `Malformed` row for the `files` check to report.
 """
 
+import hashlib
 import json
 import struct
 from collections import Counter
@@ -241,3 +242,16 @@ def _stored(file: str, name: str, entry: object) -> StoredTensor:
     if prod(shape) > MAX_NUMEL or offsets[1] > MAX_NUMEL:
         raise ValueError(f"{name}: shape {shape} at {offsets} is larger than any file")
     return StoredTensor(name, file, dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def sha256_of(path: Path) -> str:
+    """Return a file's sha256.
+
+    Args:
+        path: the file.
+
+    Returns:
+        64 hex digits.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,9 +9,8 @@ from pathlib import Path
 from reports.model import Change
 from tasks.engine.planning.plan import ExportPlan
 from tasks.engine.writing.execute import FileRecord
-from tasks.engine.writing.stage import sha256_of
 from validators.expectation import FLOATS
-from validators.release import INDEX_NAME, MANIFEST_NAME
+from validators.release import INDEX_NAME, MANIFEST_NAME, sha256_of
 
 MANIFEST_SCHEMA = "shardwright.manifest/1"
 CARD_NAME = "README.md"

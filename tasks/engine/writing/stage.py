@@ -11,7 +11,6 @@ The marker is written, and everything fsynced, before the rename: so OUT, whenev
 
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from reports.errors import CommitError
 from tasks.engine.planning.plan import FilePlan
 from tasks.engine.writing.execute import FileRecord
 from tasks.engine.writing.lock import DestinationLock
-from validators.release import MANIFEST_NAME, MARKER_NAME
+from validators.release import MANIFEST_NAME, MARKER_NAME, sha256_of
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _PROGRESS = ".progress"
@@ -197,19 +196,6 @@ def stale_stages(destination: Path) -> list[Path]:
     """
     parent = destination.parent
     return sorted(p for p in parent.glob(f".{_escape(destination.name)}.shardwright-*") if p.is_dir()) if parent.is_dir() else []
-
-
-def sha256_of(path: Path) -> str:
-    """Return a file's sha256.
-
-    Args:
-        path: the file.
-
-    Returns:
-        64 hex digits.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _escape(name: str) -> str:
