@@ -17,7 +17,7 @@ from tasks.check import check_folder, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
 from tasks.engine.formats.readers import check_folder as check_source
 from tasks.gather import compare_recorded, describe_release, digest_files
-from tasks.handover import Compared, Described, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
+from tasks.handover import Compared, Described, Judged, Loaded, ModelRequest, Planned, ReleaseFacts, SourceRef
 from tasks.load_shards import load_shards
 from tasks.prove import prove
 from tasks.reshard import reshard
@@ -89,13 +89,13 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
         "measure", lambda: call(measure_release, folder, planned, roots, run.folder, request.workers), nbytes_read=described.nbytes
     )
     compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
-    known = (measured, compared, digests)
-    judged = run.phase("check", lambda: call(check_folder, described, planned, *known, policy.suite, request.skips, run.clock))
+    facts = ReleaseFacts(described, planned, measured, compared, digests)
+    judged = run.phase("check", lambda: call(check_folder, facts, policy.suite, request.skips, run.clock))
     if request.prove:
         planted = run.folder / "planted"
-        proof = run.phase("prove", lambda: call(prove, described, loaded, planned, *known, request.skips, request.prove, planted))
+        proof = run.phase("prove", lambda: call(prove, facts, roots, request.skips, request.prove, planted))
         judged = Judged((*judged.results, proof))
-    found = _report(request, run, judged, measured, compared, (loaded, planned))
+    found = _report(request, run, judged, facts, loaded)
     outcome = _write(request, run, apply_policy(found, policy, datetime.now(UTC).date()))
     if not outcome.verdict.green:
         raise RejectedError(outcome)
@@ -133,10 +133,8 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
             shutil.rmtree(merged)
 
 
-def _report(
-    request: GateRequest, run: Run, judged: Judged, measured: Measured, compared: Compared, source: tuple[Loaded | None, Planned | None]
-) -> Report:
-    loaded, planned = source
+def _report(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFacts, loaded: Loaded | None) -> Report:
+    planned, measured, compared = facts.planned, facts.measured, facts.compared
     return Report(
         run_id=run.run_id,
         kind="gate",

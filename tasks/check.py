@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from reports.model import CheckResult, TensorStatistics
 from tasks.engine.planning.plan import plan_from_json
-from tasks.handover import Compared, Described, Judged, Measured, Planned
+from tasks.handover import Compared, Judged, Measured, Planned, ReleaseFacts
 from tasks.measure import measure
 from tasks.reshard import read_config
 from validators.check import Check, run
@@ -78,36 +78,17 @@ def check_release(
         The results, in the order of CHECKS_OF_EXPORT.
     """
     absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
-    evidence = _evidence(folder, measured, compared, absent)
-    evidence = replace(
-        evidence,
-        expected=_expected(planned.expected),
-        plan=read_table(PlanTable, planned.table),
-        dtype=planned.release_dtype if planned.uncast else "",
-        in_stage=True,
-    )
+    evidence = replace(_evidence(folder, measured, compared, absent), expected=_expected(planned.expected), in_stage=True)
+    evidence = _with_plan(evidence, planned)
     return Judged(_run_all(CHECKS_OF_EXPORT, evidence, skips, clock))
 
 
 @task(name="check folder", cache_policy=NO_CACHE)
-def check_folder(
-    described: Described,
-    planned: Planned | None,
-    measured: Measured,
-    compared: Compared,
-    digests: Mapping[str, str],
-    suite: str,
-    skips: Mapping[str, str],
-    clock: Callable[[], float],
-) -> Judged:
+def check_folder(facts: ReleaseFacts, suite: str, skips: Mapping[str, str], clock: Callable[[], float]) -> Judged:
     """Run every check on a finished release.
 
     Args:
-        described: the release.
-        planned: how its source would be exported to it; None without a source.
-        measured: its tables.
-        compared: what the logits showed.
-        digests: sha256 by weight file.
+        facts: what is known of it.
         suite: JSON text of the policy's statistics suite, "" for the one that is shipped.
         skips: check → reason.
         clock: seconds.
@@ -115,32 +96,31 @@ def check_folder(
     Returns:
         The results, in the order of CHECKS.
     """
-    evidence = replace(gather_evidence(described, planned, measured, compared, digests), suite=suite)
+    evidence = replace(gather_evidence(facts), suite=suite)
     return Judged(_run_all(CHECKS, evidence, skips, clock))
 
 
-def gather_evidence(
-    described: Described, planned: Planned | None, measured: Measured, compared: Compared, digests: Mapping[str, str]
-) -> Evidence:
+def gather_evidence(facts: ReleaseFacts) -> Evidence:
     """Put together what is known of a finished release.
 
     Args:
-        described: the release.
-        planned: how its source would be exported to it; None without a source.
-        measured: its tables.
-        compared: what the logits showed.
-        digests: sha256 by weight file.
+        facts: by the tasks before.
 
     Returns:
         The evidence.
     """
+    described, planned, measured, compared = facts.described, facts.planned, facts.measured, facts.compared
     alone = "nothing to compare with (--against)"
     absent = {"logits": compared.reason, "family": described.reason, "config": "no config.json", "plan": alone, "tokenizer": "none in it"}
     absent["values"] = measured.witness.detail if planned else alone
-    evidence = replace(_evidence(described.folder, measured, compared, absent), expected=_expected(described.expected), digests=digests)
-    if planned is not None:
-        evidence = replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
-    return evidence
+    evidence = replace(
+        _evidence(described.folder, measured, compared, absent), expected=_expected(described.expected), digests=facts.digests
+    )
+    return evidence if planned is None else _with_plan(evidence, planned)
+
+
+def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
+    return replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
 
 
 def _evidence(folder: Path, measured: Measured, compared: Compared, absent: Mapping[str, str]) -> Evidence:

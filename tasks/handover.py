@@ -1,6 +1,6 @@
 """What the tasks hand to each other: paths, digests, names and results. Never tensors, never plans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +105,20 @@ class Compared:
     witnesses: tuple[Witness, ...] = ()
     reason: str = ""
     values: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFacts:
+    """All that is known of a finished release: what its checks judge, and what planted faults start from.
+
+    `planned` says how its source would be exported to it, None without a source; `digests` are sha256 by weight file.
+    """
+
+    described: Described
+    planned: Planned | None
+    measured: Measured
+    compared: Compared
+    digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from reports.codes import finding
 from reports.model import CheckResult, Finding
 from tasks.check import gather_evidence
-from tasks.handover import Compared, Described, Loaded, Measured, Planned
+from tasks.handover import ReleaseFacts
 from tasks.measure import measure
 from validators.check import run
 from validators.checks import CHECKS_OF_EXPORT
@@ -50,26 +50,12 @@ class _Mutation:
 
 
 @task(name="prove sensitivity", cache_policy=NO_CACHE)
-def prove(
-    described: Described,
-    loaded: Loaded | None,
-    planned: Planned | None,
-    measured: Measured,
-    compared: Compared,
-    digests: Mapping[str, str],
-    skips: Mapping[str, str],
-    count: int,
-    scratch: Path,
-) -> CheckResult:
+def prove(facts: ReleaseFacts, roots: tuple[Path, ...], skips: Mapping[str, str], count: int, scratch: Path) -> CheckResult:
     """Plant faults and see that the checks catch them.
 
     Args:
-        described: the release.
-        loaded: its source, or None.
-        planned: how that would be exported to it.
-        measured: the release's tables.
-        compared: what the logits showed.
-        digests: sha256 by weight file; also what decides where faults are planted.
+        facts: what is known of the release; its digests decide where faults are planted.
+        roots: the source's folders; none without a source.
         skips: checks that are left out, so that they catch nothing.
         count: how many faults.
         scratch: a folder for changed tensors, made and left empty.
@@ -77,14 +63,14 @@ def prove(
     Returns:
         A check's result: failed when a fault was missed.
     """
-    evidence = gather_evidence(described, planned, measured, compared, digests)
+    evidence = gather_evidence(facts)
     small = tuple(t for t in evidence.release.stored() if 0 < t.stop - t.start <= MAX_NBYTES and t.dtype in UNQUANTIZED)
-    room = _Room(evidence, small, scratch, planned.path if planned else None, loaded.roots if loaded else ())
+    room = _Room(evidence, small, scratch, facts.planned.path if facts.planned else None, roots)
     scratch.mkdir(parents=True, exist_ok=True)
     known = _error_codes(evidence, skips)
     missed: list[Finding] = []
     caught: dict[str, str] = {}
-    for name, where, changed in _plant(room, count, random.Random(repr(sorted(digests.items())))):
+    for name, where, changed in _plant(room, count, random.Random(repr(sorted(facts.digests.items())))):
         codes = _error_codes(changed, skips) - known
         if codes:
             caught[f"{name}: {where}"] = ", ".join(sorted({code for code, _ in codes}))
