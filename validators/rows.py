@@ -22,6 +22,7 @@ from validators.measured import Measured, compared_rows, measured_rows
 from validators.policy import REPEATED_BLOCK_ROWS
 from validators.sampled import ZERO_ROW, Run, read_repeated
 from validators.tables import parse_shape
+from validators.token_files import content_of
 from validators.vocabulary import parse_object, read_vocabulary
 
 # What the families' modules are called that have one row per token; for a release whose family is not known.
@@ -107,8 +108,8 @@ def _read_tokens(folder: Path, padding: frozenset[int]) -> _Tokens:
     added = parse_object(folder / "tokenizer.json").get("added_tokens")
     special = {str(token.get("content")) for token in (added if isinstance(added, list) else []) if isinstance(token, Mapping)}
     special |= set(parse_object(folder / "added_tokens.json"))
-    named = settings.get("pad_token")
-    pad = ids.get(str(named.get("content") if isinstance(named, Mapping) else named))
+    named = content_of(settings.get("pad_token"))
+    pad = None if named is None else ids.get(named)
     return _Tokens(
         {index: token for token, index in ids.items()},
         frozenset(index for token, index in ids.items() if token in special or _RESERVED.match(token)),
