@@ -17,13 +17,14 @@ PAGE = Path(__file__).parents[2] / "docs/faults-by-evidence.md"
 HEAD = """# What it takes to see each planted fault
 
 Written by `make faults`; `tests/faults/test_faults.py` holds every row. A fault is planted into a sound release, and the checks are run
-four times: on the folder's bytes alone; with its config and tokenizer; against the values of the source as well; and on logits, without the
-source. **yes**: an error turned the verdict (or, for a fault that is only warned of, the warning came).
+five times: on the folder's bytes alone; with its config and tokenizer; with those of a reference beside them (the trainer's, or an earlier
+release); against the values of the source; and on logits, without the source. **yes**: an error turned the verdict (or, for a fault that
+is only warned of, the warning came).
 """
 
 
 def _without_reference(evidence: Evidence) -> Evidence:
-    return replace(evidence, plan=None, values=None, logits=())
+    return replace(evidence, plan=None, values=None, logits=(), reference=None)
 
 
 def _bytes_alone(evidence: Evidence) -> Evidence:
@@ -34,8 +35,9 @@ def _bytes_alone(evidence: Evidence) -> Evidence:
 LEVELS: Mapping[str, Callable[[Evidence], Evidence]] = {
     "bytes alone": _bytes_alone,
     "config and tokenizer": _without_reference,
-    "source's values": lambda evidence: replace(evidence, logits=()),
-    "logits": lambda evidence: replace(evidence, plan=None, values=None),
+    "a reference's": lambda evidence: replace(_without_reference(evidence), reference=evidence.reference),
+    "source's values": lambda evidence: replace(evidence, logits=(), reference=None),
+    "logits": lambda evidence: replace(evidence, plan=None, values=None, reference=None),
 }
 
 

@@ -14,7 +14,17 @@ PAIR = Expectation("llama", {EMBEDDING: (4, 2), HEAD: (4, 2)}, is_tied=False, ti
 
 def tensor(name, **fields):
     """Return a TensorTable row of an ordinary (4, 2) tensor."""
-    ordinary = {"absmax": 2.0, "rms": 1.0, "mean": 0.1, "nonfinite": 0, "zero_share": 0.0, "constant": 0, "relative_error": float("nan")}
+    ordinary = {
+        "absmax": 2.0,
+        "rms": 1.0,
+        "mean": 0.1,
+        "nonfinite": 0,
+        "zero_share": 0.0,
+        "constant": 0,
+        "parity": "0",
+        "sample": "",
+        "relative_error": float("nan"),
+    }
     return {"name": name, "file": "m", "dtype": "F32", "shape": "4x2", "nbytes": 32} | ordinary | fields
 
 
