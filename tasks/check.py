@@ -18,7 +18,7 @@ from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT
 from validators.expectation import Evidence, Expectation, expectation_from_json
 from validators.release import Release, StoredTensor, WeightFile, open_release
-from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
+from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
 
 @task(name="check plan", cache_policy=NO_CACHE)
@@ -56,6 +56,7 @@ def measure_release(folder: Path, planned: Planned | None, roots: tuple[Path, ..
     return Measured(
         write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
         write_table(ValueTable, found.values, run_folder / "values.csv"),
+        write_table(PartTable, found.parts, run_folder / "parts.csv"),
         found.witness,
     )
 
@@ -129,6 +130,7 @@ def _evidence(folder: Path, measured: Measured, compared: Compared, absent: Mapp
         open_release(folder),
         tensors=read_table(TensorTable, measured.tensors),
         values=pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None,
+        parts=read_table(PartTable, measured.parts),
         witnesses=(measured.witness, *compared.witnesses),
         logits=compared.comparisons,
         reasons=absent,

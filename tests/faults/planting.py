@@ -14,6 +14,7 @@ from tests.builders.releases import SoundRelease
 from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_OF_EXPORT
 from validators.expectation import Evidence
+from validators.quantized_names import expect_stored
 from validators.release import open_release
 from validators.tables import parse_shape
 
@@ -49,10 +50,11 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
     measured = measure(folder, plan_path=plan_path, source_roots=(source,), workers=1)
     return Evidence(
         release,
-        sound.expected,
+        expect_stored(sound.expected, release),
         plan=plan,
         tensors=measured.tensors,
         values=measured.values,
+        parts=measured.parts,
         logits=(compare_logits(folder, source, logits),) if logits else (),
         dtype=dtype,
         digests={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
@@ -61,12 +63,12 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
 
 def plant_and_gather(fault: Fault, sound: SoundRelease, scratch: Path) -> Evidence:
     """Plant a fault in a copy of a sound release and return all evidence of it."""
-    source, folder = sound.folder, scratch / "release"
+    source, made, folder = sound.source or sound.folder, sound.folder, scratch / "release"
     if fault.prepare:
-        source = scratch / "source"
+        source = made = scratch / "source"
         shutil.copytree(sound.folder, source)
         fault.prepare(source)
-    shutil.copytree(source, folder)
+    shutil.copytree(made, folder)
     fault.plant(folder)
     evidence = gather(folder, source, sound, dtype=fault.dtype, logits=fault.logits)
     return fault.amend(evidence) if fault.amend else evidence
