@@ -20,7 +20,7 @@ from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
 from validators.expectation import Evidence, Expectation, expectation_from_json
 from validators.release import Release, StoredTensor, WeightFile, open_release
-from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
+from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
 
 @task(name="check plan", cache_policy=NO_CACHE)
@@ -63,6 +63,7 @@ def measure_release(
     return Measured(
         write_table(TensorTable, tensors, run_folder / "tensors.csv"),
         write_table(ValueTable, values, run_folder / "values.csv"),
+        write_table(PartTable, found.parts, run_folder / "parts.csv"),
         found.witness,
     )
 
@@ -157,6 +158,7 @@ def _evidence(folder: Path, measured: Measured | None, compared: Compared, absen
         open_release(folder),
         tensors=read_table(TensorTable, measured.tensors) if measured else None,
         values=pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None,
+        parts=read_table(PartTable, measured.parts) if measured else None,
         witnesses=(*([measured.witness] if measured else []), *compared.witnesses),
         logits=compared.comparisons,
         reasons=absent,

@@ -90,10 +90,11 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A release re-read from disk: paths of a TensorTable and a ValueTable, and the witness that was heard or not."""
+    """A release re-read from disk: paths of a TensorTable, a ValueTable and a PartTable, and the witness that was heard or not."""
 
     tensors: Path
     values: Path
+    parts: Path
     witness: Witness
 
 

@@ -16,7 +16,7 @@ from validators.expectation import Evidence
 from validators.measured import role_of
 from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
 from validators.release import Release
-from validators.shapes import main_dtype
+from validators.shapes import main_dtype, whole_tensors
 
 Config = Mapping[str, object]
 
@@ -303,7 +303,7 @@ def _judge_numbers(config: Config) -> Iterator[Judgement]:
 
 
 def _judge_dtype(config: Config, release: Release) -> Iterator[Judgement]:
-    new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(release.stored())
+    new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(whole_tensors(release))
     for field, value in (("dtype", new), ("torch_dtype", old)):
         if value is not None and written in UNQUANTIZED:
             yield _judge("config.dtype", field, right=dtype_code(str(value)) == written, expected=written, found=f"{value}")

@@ -113,6 +113,24 @@ class ValueTable(_Table):
     flushed: Series[int] = pa.Field(ge=0)
 
 
+class PartTable(_Table):
+    """One row per part of a quantized weight, and per scale of the key-value cache.
+
+    `low` and `high` are the least and greatest finite scale, or zero point as a number; NaN for other parts. `nonfinite` counts scales that
+    are none. `listed` is the shape that a part writes down, as text. Of the part with the values: `relative_error` is rms(dequantized -
+    source) / rms(source), and `rounding` what rounding to the nearest value leaves of it by itself, given these scales; NaN where nothing
+    was compared.
+    """
+
+    name: Series[str] = pa.Field(str_length={"min_value": 1}, unique=True)
+    low: Series[float] = pa.Field(nullable=True)
+    high: Series[float] = pa.Field(nullable=True)
+    nonfinite: Series[int] = pa.Field(ge=0)
+    listed: Series[str]
+    relative_error: Series[float] = pa.Field(nullable=True)
+    rounding: Series[float] = pa.Field(nullable=True)
+
+
 def write_table(model: type[_Table], table: pd.DataFrame, path: Path) -> Path:
     """Validate a table and write it as CSV.
 

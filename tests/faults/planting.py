@@ -17,6 +17,7 @@ from tests.builders.releases import SoundRelease
 from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_OF_EXPORT, CHECKS_OF_GATE
 from validators.expectation import Evidence, Reference
+from validators.quantized_names import expect_stored
 from validators.release import open_release
 from validators.tables import parse_shape
 
@@ -56,10 +57,11 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
     measured = measure(folder, plan_path=plan_path, source_roots=(source,), workers=1)
     return Evidence(
         release,
-        sound.expected,
+        expect_stored(sound.expected, release),
         plan=plan,
         tensors=measured.tensors,
         values=measured.values,
+        parts=measured.parts,
         logits=(compare_logits(folder, source, logits),) if logits else (),
         dtype=dtype,
         reference=refer_to(source, retrained=retrained),
@@ -78,12 +80,12 @@ def refer_to(folder: Path, *, retrained: bool = False) -> Reference:
 
 def plant_and_gather(fault: Fault, sound: SoundRelease, scratch: Path) -> Evidence:
     """Plant a fault in a copy of a sound release and return all evidence of it."""
-    source, folder = sound.folder, scratch / "release"
+    source, made, folder = sound.source or sound.folder, sound.folder, scratch / "release"
     if fault.prepare:
-        source = scratch / "source"
+        source = made = scratch / "source"
         shutil.copytree(sound.folder, source)
         fault.prepare(source)
-    shutil.copytree(source, folder)
+    shutil.copytree(made, folder)
     fault.plant(folder)
     evidence = gather(folder, source, sound, dtype=fault.dtype, logits=fault.logits, retrained=fault.retrained)
     return fault.amend(evidence) if fault.amend else evidence
