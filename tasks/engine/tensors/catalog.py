@@ -103,11 +103,12 @@ class Catalog:
     replicas: tuple[Fragment, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
-    def fragments(self, fqn: str) -> tuple[Fragment, ...]:
+    def fragments(self, fqn: str, which: Sequence[int] | None = None) -> tuple[Fragment, ...]:
         """Return the fragments of one tensor, in the order of the table.
 
         Args:
             fqn: a key of `tensors`.
+            which: only these, counted from the tensor's first; None for all.
 
         Returns:
             Its fragments; regions in elements of the whole tensor.
@@ -115,8 +116,8 @@ class Catalog:
         tensor, table = self.tensors[fqn], self.table
         offsets, shapes = self.boxes(fqn)
         made = []
-        for row in range(tensor.first, tensor.last):
-            at = row - tensor.first
+        for at in range(tensor.last - tensor.first) if which is None else which:
+            row = tensor.first + at
             region = Region(tuple(offsets[at].tolist()), tuple(shapes[at].tolist()))
             locator = Locator(table.files[int(table.file[row])], int(table.start[row]), int(table.nbytes[row]))
             made.append(Fragment(fqn, region, tensor.dtype, locator, row))
