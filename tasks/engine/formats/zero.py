@@ -9,21 +9,23 @@ Refused: ranks missing or left over from a save of another world size, model sta
 Source: deepspeed 0.19.8, runtime/engine.py, utils/zero_to_fp32.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from tasks.engine.containers.torch_pickle import is_tensor
 from tasks.engine.formats.folders import digest_files, list_names, step_of
 from tasks.engine.formats.hf import TRAINER_FILES, HuggingFaceReader
+from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import strip_all
 from tasks.engine.formats.zero_files import ZeroFiles, open_save
-from tasks.engine.formats.zero_homes import Home
+from tasks.engine.formats.zero_homes import MASTER, Home, Part
 from tasks.engine.formats.zero_model import Model, find_model
 from tasks.engine.formats.zero_names import Save, find_root, is_save, locate_save
 from tasks.engine.formats.zero_table import HomeTable
-from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, StateItem
+from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator, StateItem
 
 
 class ZeroReader(CheckpointReader):
@@ -91,8 +93,9 @@ class ZeroReader(CheckpointReader):
         files = open_save(source, save)
         model = find_model(files, str(source.path / save.inner))
         short = strip_all(model.homes, str(source.path / save.inner))
-        tensors = self._add_all(model.homes, short)
+        tensors = {short[name]: self._table.add(short[name], home) for name, home in model.homes.items()}
         replicas = [fragment for name, home in model.copies for fragment in self._table.replicas(short[name], home)]
+        state_tensors = {key: self._table.add(key, home) for key, home in _state_homes(model, short)}
         return Catalog(
             self.name,
             str(source.path.absolute()),
@@ -104,28 +107,33 @@ class ZeroReader(CheckpointReader):
             sum(file.nbytes for file in files.found),
             tuple(replicas),
             (*source.notes, *_notes(source, save)),
+            MappingProxyType(state_tensors),
         )
 
-    def _add_all(self, homes: Mapping[str, Home], short: Mapping[str, str]) -> dict[str, SourceTensor]:
-        return {short[name]: self._table.add(short[name], home) for name, home in homes.items()}
+
+def _state_homes(model: Model, short: Mapping[str, str]) -> Iterator[tuple[str, Home]]:
+    # The moments and step counts of every parameter, slot by slot; the master is the model's own tensor.
+    slots = dict.fromkeys(slot for trained in model.trained.values() for slot in trained.slots if slot != MASTER)
+    for slot in slots:
+        yield from ((slot_key(slot, short[name]), trained.slots[slot]) for name, trained in model.trained.items() if slot in trained.slots)
+    for name, trained in model.trained.items():
+        file, step = trained.step
+        if is_tensor(step):
+            yield slot_key("step", short[name]), Home(step.shape, (Part(file, step, None),))
+    yield from ((f"{OTHER_SLOT}/{key}", home) for key, home in model.others.items())
 
 
 def _state_of(model: Model, short: Mapping[str, str], files: ZeroFiles) -> list[StateItem]:
-    items = [
-        StateItem(f"{slot}.{short[name]}", "tensor", home.shape, "F32")
-        for name, trained in model.trained.items()
-        for slot, home in trained.slots.items()
-        if slot != "master"
-    ]
-    items += [StateItem(f"client_state.{key}", "object") for key in files.models[0][0].client_keys]
-    return items
+    steps = {name: trained.step[1] for name, trained in model.trained.items()}
+    items = [StateItem(slot_key("step", short[name]), "object", value=step) for name, step in steps.items() if isinstance(step, int)]
+    return items + [StateItem(f"client_state.{key}", "object") for key in files.models[0][0].client_keys]
 
 
 def _root_files(source: Source, save: Save) -> list[StateItem]:
     if not save.inner:
         return []
-    names = list_names(source.path)
-    return [StateItem(name, "object") for name in names if any(pattern.match(name) for pattern in TRAINER_FILES)]
+    names = [name for name in list_names(source.path) if any(pattern.match(name) for pattern in TRAINER_FILES)]
+    return [StateItem(name, "object", places=(Locator(name, 0, (source.path / name).stat().st_size),)) for name in names]
 
 
 def _notes(source: Source, save: Save) -> list[str]:

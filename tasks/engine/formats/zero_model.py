@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.errors import FormatError
+from tasks.engine.containers.torch_pickle import collect_tensors, is_tensor
 from tasks.engine.formats.zero_files import WeightFile, ZeroFiles
 from tasks.engine.formats.zero_homes import Home, Part, Trained, find_aliases, find_frozen, find_in_module, follow_aliases, trained_of_group
 from tasks.engine.formats.zero_states import ModelStates, OptimStates
@@ -26,11 +27,14 @@ _TIED = "tied_modules."
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's tensors: homes by name as written, in the model's order; second copies that must be equal; and what was trained."""
+    """A model's tensors: homes by name as written, in the model's order; second copies that must be equal; what was trained; and tensors
+    of the optimizer that name no parameter (ZeRO-0 counts them).
+    """
 
     homes: Mapping[str, Home]
     copies: tuple[tuple[str, Home], ...]
     trained: Mapping[str, Trained]
+    others: Mapping[str, Home]
 
 
 def find_model(files: ZeroFiles, where: str) -> Model:
@@ -66,7 +70,8 @@ def find_model(files: ZeroFiles, where: str) -> Model:
         homes |= find_in_module(states[0], homes, aliases)
     homes |= _untrained_weights(files, homes)
     homes |= follow_aliases(aliases, homes, first.file.where)
-    return Model(_in_order(homes, first), tuple(copies), trained)
+    others = _unnamed_state(first) if not files.optims else {}
+    return Model(_in_order(homes, first), tuple(copies), trained, others)
 
 
 def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -> dict[str, Trained]:
@@ -78,6 +83,7 @@ def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -
             remedy=REMEDY,
         )
     for index, shapes in enumerate(states.groups if ranks else ()):
+        _refuse_mixed_steps(index, ranks)
         sharing = ranks[0].counts[index] if index < len(ranks[0].counts) else len(ranks)
         if sharing == len(ranks):
             found |= trained_of_group(index, shapes, ranks, where)
@@ -90,6 +96,22 @@ def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -
             names = _global_experts(shapes, ep_rank)
             found |= {names[name]: parameter for name, parameter in own.items()}
     return found
+
+
+def _refuse_mixed_steps(index: int, ranks: Sequence[OptimStates]) -> None:
+    first = _step_value(ranks[0], index)
+    other = next((states for states in ranks[1:] if _step_value(states, index) != first), None)
+    if other is not None:
+        raise FormatError(
+            f"the optimizer of parameter group {index} has another step count than in {ranks[0].file.found.name}: parts of two saves",
+            where=other.file.where,
+            remedy=REMEDY,
+        )
+
+
+def _step_value(states: OptimStates, index: int) -> object:
+    step = states.steps[index]
+    return states.file.archive.read(f"data/{step.storage.key}") if is_tensor(step) else step
 
 
 def _global_experts(shapes: Mapping[str, Shape], ep_rank: int) -> dict[str, str]:
@@ -120,6 +142,11 @@ def _untrained_weights(files: ZeroFiles, known: Mapping[str, Home]) -> dict[str,
     for weights in files.experts:
         found |= {name: _whole(weights, name) for name in weights.tensors if name not in known}
     return found
+
+
+def _unnamed_state(states: ModelStates) -> dict[str, Home]:
+    tensors = collect_tensors(states.optimizer, states.file.where, is_tensor)
+    return {".".join(("optimizer", *path)): Home(t.shape, (Part(states.file, t, None),)) for path, t in tensors.items()}
 
 
 def _whole(weights: WeightFile, name: str) -> Home:

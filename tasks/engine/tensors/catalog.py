@@ -78,7 +78,8 @@ class StateItem:
     """One entry of the training state that is no tensor in fragments: a scheduler, an RNG state, a file of the trainer's.
 
     `kind` is "object", or "tensor" where the catalog cannot say which bytes are whose (a dtype without a safetensors code, a file that is
-    listed and not opened); shape and dtype are set for tensors. `places` are the bytes it is stored in, where they are known.
+    listed and not opened); shape and dtype are set for tensors. `places` are the bytes it is stored in, where they are known; `value` is a
+    plain number that metadata records, such as a step count.
     """
 
     fqn: str
@@ -86,6 +87,7 @@ class StateItem:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     places: tuple[Locator, ...] = ()
+    value: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
