@@ -98,7 +98,7 @@ def test_untied_head_equal_to_the_embedding_is_excused_only_by_an_exact_source()
 
 
 def test_flag_absent_means_what_the_family_says():
-    rows = [tensor(EMBEDDING), tensor(HEAD, rms=3.0)]
+    rows = [tensor(EMBEDDING), tensor(HEAD, parity="7")]
     assert codes_of(tied.examine(evidence(rows, (), replace(PAIR, is_tied=True)))) == ["tied.head-differs"]
     assert codes_of(tied.examine(evidence(rows, (), PAIR))) == []
 
