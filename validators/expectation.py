@@ -91,10 +91,10 @@ class Evidence:
     """What is known of a release when the checks run. What was not gathered is None or empty, and the checks that need it are skipped.
 
     `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable, `parts` a PartTable (validators.tables). `dtype` is the
-    release dtype code asked for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in. `reasons` says, per need,
-    why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name.
-    `in_stage` says that the release is complete but not committed yet. `suite` is the JSON text of
-    the policy's statistics suite, "" for the one that is shipped.
+    release dtype code asked for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in.
+    `reasons` says, per need, why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as
+    re-read, by file name. `in_stage` says that the release is complete but not committed yet. `suite` is the JSON text of the policy's
+    statistics suite, "" for the one that is shipped.
     """
 
     release: Release
