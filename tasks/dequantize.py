@@ -50,15 +50,23 @@ class _Stored:
         with self.path.open("rb", buffering=0) as file:
             return read_box(file.fileno(), self.path, self.start, DTYPES[self.tensor.dtype], shape, box).contiguous()
 
+    def pieces(self) -> Iterator[torch.Tensor]:
+        shape = self.tensor.shape
+        with self.path.open("rb", buffering=0) as file:
+            for box in Box((0,) * len(shape), shape).cut(_BAND_NUMEL):
+                yield read_box(file.fileno(), self.path, self.start, DTYPES[self.tensor.dtype], shape, box)
+
 
 @dataclass(frozen=True, slots=True)
 class _Readable:
-    # A weight whose parts are all as its scheme says: `shape` is (N, K), `scales` and `zeros` are grids in fp64.
+    # A weight whose parts are all as its scheme says: `shape` is (N, K), `scales` and `zeros` are grids in fp64, `columns` says which
+    # column of a grid each column of the weight belongs to.
     main: _Stored
     scheme: Scheme
     shape: tuple[int, int]
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    columns: torch.Tensor
 
 
 def measure_parts(release: Release, witness: SecondPath | None) -> list[dict[str, object]]:
@@ -85,7 +93,7 @@ def measure_parts(release: Release, witness: SecondPath | None) -> list[dict[str
     rows = [_scale_row(stored[name]) for name in said.cache if name in stored and stored[name].tensor.dtype in _FLOATS]
     for weight in said.weights.values():
         rows += _weight_rows(weight, stored, witness)
-    return rows
+    return list({row["name"]: row for row in rows}.values())  # what k_proj puts out has a scale of the weight's and of the cache's
 
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
@@ -143,11 +151,13 @@ def _row(part: _Stored, **measured: object) -> dict[str, object]:
 
 
 def _scale_row(part: _Stored) -> dict[str, object]:
-    values = part.read().to(torch.float64).reshape(-1)
-    finite = values[torch.isfinite(values)]
-    if not finite.numel():
-        return _row(part, nonfinite=values.numel())
-    return _row(part, low=float(finite.min()), high=float(finite.max()), nonfinite=values.numel() - finite.numel())
+    low, high, nonfinite = math.inf, -math.inf, 0
+    for values in part.pieces():
+        finite = values[torch.isfinite(values)].to(torch.float64)
+        nonfinite += values.numel() - finite.numel()
+        if finite.numel():
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+    return _row(part, low=low, high=high, nonfinite=nonfinite) if low <= high else _row(part, nonfinite=nonfinite)
 
 
 def _zero_points(part: _Stored, scheme: Scheme, groups: tuple[int, int] | None = None) -> torch.Tensor | None:
@@ -200,13 +210,24 @@ def _readable(weight: QuantizedWeight, stored: Mapping[str, _Stored], shape: tup
         if tensor.name not in stored or tensor.shape not in row.shapes(scheme, shape) or tensor.dtype not in row.dtypes(scheme):
             return None  # said by its finding
         parts[row.part] = stored[tensor.name]
-    if "main" not in parts or "scale" not in parts or (not scheme.is_symmetric and "zero" not in parts) or "weight_g_idx" in weight.parts:
+    if "main" not in parts or "scale" not in parts or (not scheme.is_symmetric and "zero" not in parts):
         return None
     grid = scheme.grid(shape)
     scales = parts["scale"].read().to(torch.float64)
     zeros = _zero_points(parts["zero"], scheme, grid) if "zero" in parts else None
     rows = scales.numel() if scheme.layout == "fp8 tensors" else grid[0]  # that layout may have one scale per row instead
-    return _Readable(parts["main"], scheme, shape, scales.reshape(rows, -1), None if zeros is None else zeros.reshape(grid))
+    columns = _columns(weight, stored, scheme, shape)
+    if columns is None or not 0 <= int(columns.min()) <= int(columns.max()) < grid[1]:
+        return None
+    return _Readable(parts["main"], scheme, shape, scales.reshape(rows, -1), None if zeros is None else zeros.reshape(grid), columns)
+
+
+def _columns(weight: QuantizedWeight, stored: Mapping[str, _Stored], scheme: Scheme, shape: tuple[int, int]) -> torch.Tensor | None:
+    # In order, or as the weight writes down when columns were sorted before they were grouped.
+    if "weight_g_idx" not in weight.parts:
+        return torch.arange(shape[1]) // (scheme.block[1] or shape[1])
+    written = stored.get(weight.parts["weight_g_idx"].name)
+    return written.read().to(torch.int64) if written is not None and written.tensor.shape == shape[1:] else None
 
 
 def _bands(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -231,8 +252,6 @@ def _spread(weight: _Readable, rows: tuple[int, int]) -> torch.Tensor:
 
 def _over(grid: torch.Tensor, weight: _Readable, rows: tuple[int, int]) -> torch.Tensor:
     # A grid's entries, each over the values of its block.
-    height, width = weight.scheme.block
     tall, wide = grid.shape
-    at_rows = torch.arange(*rows) // (height or (1 if tall > 1 else weight.shape[0]))
-    at_columns = torch.arange(weight.shape[1]) // (width or weight.shape[1])
-    return grid[at_rows][:, at_columns] if wide > 1 else grid[at_rows]
+    at_rows = torch.arange(*rows) // (weight.scheme.block[0] or (1 if tall > 1 else weight.shape[0]))
+    return grid[at_rows][:, weight.columns] if wide > 1 else grid[at_rows]

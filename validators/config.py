@@ -15,6 +15,7 @@ from validators.check import Check, Judgement, Outcome, judge
 from validators.expectation import Evidence
 from validators.measured import role_of
 from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
+from validators.quantization import read_quantization
 from validators.release import Release
 from validators.shapes import main_dtype, whole_tensors
 
@@ -251,8 +252,11 @@ def _judge_spellings(config: Config) -> Iterator[Judgement]:
 
 def _judge_dims(config: Config, release: Release) -> Iterator[Judgement]:
     rows = DIMS.get(str(config.get("model_type")), ())
-    dims = _dims(config)
+    dims, said = _dims(config), read_quantization(release)
+    shapeless = said.encoded if said.unjudged else frozenset[str]()  # of parts whose format is not known, shapes say nothing
     for tensor in release.stored():
+        if tensor.name in shapeless:
+            continue
         role = role_of(tensor.name)
         for row in rows:
             if not role.endswith(row.suffix) or len(tensor.shape) <= row.dim:

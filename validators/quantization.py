@@ -160,7 +160,7 @@ def _with_stored(said: Quantization, stored: Mapping[str, Mapping[str, StoredTen
         cache |= {tensor.name: tensor for suffix, tensor in parts.items() if suffix in CACHE_SUFFIXES or _is_cache_output(module, suffix)}
         if any(_is_telling(suffix, tensor) for suffix, tensor in parts.items()):
             group = said.group_of(module)
-            kept = {suffix: tensor for suffix, tensor in parts.items() if suffix != "bias"}
+            kept = {suffix: tensor for suffix, tensor in parts.items() if not suffix.endswith("bias")}
             weights[f"{module}.weight"] = QuantizedWeight(module, kept, group.scheme if group else None)
     encoded |= {tensor.name for weight in weights.values() for tensor in weight.parts.values()} | set(cache)
     if said.unjudged:  # bitsandbytes puts its parts below the weight's own name

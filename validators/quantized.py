@@ -57,11 +57,7 @@ def examine(evidence: Evidence) -> Outcome:
     weights = list(said.weights.values())
     findings = [
         *_judge_declaration(said),
-        *(found for weight in weights for found in _judge_choice(weight, said)),
-        *(found for weight in weights for found in _judge_parts(weight, said)),
-        *(found for weight in weights for found in _judge_shapes(weight, evidence, rows)),
-        *(found for weight in weights for found in _judge_values(weight, rows)),
-        *(found for weight in weights for found in _judge_error(weight, evidence, rows)),
+        *(found for weight in weights for found in _judge_weight(weight, said, evidence, rows)),
         *_judge_whole(evidence, said),
         *_judge_ignored(evidence, said),
         *_judge_cache(evidence, said, rows),
@@ -89,6 +85,17 @@ def _judge_declaration(said: Quantization) -> Iterator[Finding]:
     for weight in [] if said.method else said.weights.values():
         parts = name_some(f"{tensor.name} {tensor.dtype}" for tensor in weight.parts.values())
         yield finding("quantized.undeclared", weight.name, expected="a quantization_config", found=parts)
+
+
+def _judge_weight(weight: QuantizedWeight, said: Quantization, evidence: Evidence, table: Mapping[str, _Row]) -> list[Finding]:
+    found = [
+        *_judge_choice(weight, said),
+        *_judge_parts(weight, said),
+        *_judge_shapes(weight, evidence, table),
+        *_judge_values(weight, table),
+    ]
+    error = list(_judge_error(weight, evidence, table))
+    return found + [each for each in error if not found or each.code != "quantized.not-compared"]
 
 
 def _judge_choice(weight: QuantizedWeight, said: Quantization) -> Iterator[Finding]:
@@ -208,7 +215,7 @@ def _judge_whole(evidence: Evidence, said: Quantization) -> Iterator[Finding]:
         if suffix != "weight" or tensor.name in said.encoded or tensor.dtype not in UNQUANTIZED or said.is_ignored(module):
             continue
         group = said.group_of(module)
-        if group is None or group.scheme is None or len(tensor.shape) != 2 or is_norm(tensor.name):
+        if group is None or group.scheme is None or len(tensor.shape) != 2 or is_norm(tensor.name) or _ROUTER_NAME.search(module):
             continue
         named = any(target != "Linear" and said.matches(target, module) for target in group.targets)
         is_strict = said.method == "compressed-tensors" and _LINEAR_NAME.search(module)

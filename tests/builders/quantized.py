@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tests.builders.editing import Tensors, edit_tensors, set_fields
-from tests.builders.releases import SoundRelease
+from tests.builders.releases import MODELS, SoundRelease, build_release
 
 _DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 LARGEST_E4M3 = 448.0
@@ -53,6 +53,24 @@ ENCODINGS: dict[str, Encoding] = {
     "int4_group_asymmetric": Encoding("pack-quantized", _weights("int", 4, "group", group_size=8, symmetric=False), (1, 8)),
     "int3_group_asymmetric": Encoding("pack-quantized", _weights("int", 3, "group", group_size=8, symmetric=False), (1, 8)),
 }
+
+
+# Sound quantized releases that faults are planted into: model, encoding, whether the key-value cache has scales.
+QUANTIZED: dict[str, tuple[str, str, bool]] = {
+    "dense int4": ("dense", "int4_group_asymmetric", False),
+    "dense int8": ("dense", "int8_w8a8", False),
+    "dense fp8": ("dense", "fp8_channel", True),
+    "moe int4": ("moe", "int4_group", False),
+    "router_bias fp8": ("router_bias", "fp8_inverse", False),
+}
+
+
+def build_all(folder: Path) -> dict[str, SoundRelease]:
+    """Write every sound release, quantized ones too, below `folder`; by name."""
+    sound = {name: build_release(name, folder / name) for name in MODELS}
+    for name, (model, encoding, with_cache) in QUANTIZED.items():
+        sound[name] = quantize_release(sound[model], encoding, folder / name, with_cache=with_cache)
+    return sound
 
 
 def quantize_release(sound: SoundRelease, encoding: str, folder: Path, *, with_cache: bool = False) -> SoundRelease:

@@ -6,13 +6,7 @@ python -m tests.faults.table
 from pathlib import Path
 
 from reports.codes import CODES
-from tests.faults.faults_in_drift import FAULTS as IN_DRIFT
-from tests.faults.faults_in_files import FAULTS as IN_FILES
-from tests.faults.faults_in_policy import FAULTS as IN_POLICY
-from tests.faults.faults_in_siblings import FAULTS as IN_SIBLINGS
-from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
-from tests.faults.faults_in_the_folder import FAULTS as IN_FOLDER
-from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
+from tests.faults.planted import FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 HEAD = """# Finding codes, and the faults planted to prove them
@@ -26,7 +20,7 @@ warning never turns a verdict.
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_DRIFT, *IN_POLICY):
+    for fault in FAULTS:
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():
