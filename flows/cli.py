@@ -32,6 +32,7 @@ from flows.options import (
     SkipOption,
     SourceArg,
     StepOption,
+    TagOption,
     TiedOption,
 )
 from flows.policy_commands import policy_app
@@ -121,6 +122,7 @@ def export(
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
+    tag: TagOption = "",
     also: AlsoOption = None,
     drop: DropOption = None,
     skip: SkipOption = None,
@@ -154,6 +156,7 @@ def export(
         "dtype": dtype,
         "family": family,
         "step": step,
+        "tag": tag,
         "also": also or [],
         "drop": drop or [],
         "skip": skip or [],
@@ -262,6 +265,7 @@ def gate(
         typer.Option(help="The checkpoint it was made from: exact values and logits are compared with it.", show_default=False),
     ] = None,
     step: StepOption = None,
+    tag: TagOption = "",
     golden: GoldenOption = None,
     family: FamilyOption = "auto",
     skip: SkipOption = None,
@@ -285,6 +289,7 @@ def gate(
             "release": release,
             "against": against,
             "step": step,
+            "tag": tag,
             "golden": golden,
             "family": family,
             "skip": skip or [],
@@ -313,6 +318,7 @@ def plan(
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
+    tag: TagOption = "",
     also: AlsoOption = None,
     drop: DropOption = None,
     keep_tied_head: TiedOption = False,
@@ -334,6 +340,7 @@ def plan(
             "dtype": dtype,
             "family": family,
             "step": step,
+            "tag": tag,
             "also": also or [],
             "drop": drop or [],
             "keep_tied_head": keep_tied_head,
@@ -347,14 +354,14 @@ def plan(
 
 
 @app.command()
-def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None, as_json: JsonOption = False) -> int:
+def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
     """Say what a checkpoint is and holds: format, step, tensors, training state. Reads metadata only.
 
     Example: shardwright inspect runs/step-3000
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    catalog = inspect_checkpoint(source, tuple(also or ()), step)
+    catalog = inspect_checkpoint(source, tuple(also or ()), step, tag)
     with _reader_may_leave():
         print_inspection(catalog, as_json=as_json)
     return GREEN

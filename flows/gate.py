@@ -105,7 +105,7 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
 def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[Loaded | None, Planned | None]:
     if request.against is None:
         return None, None
-    ref = SourceRef(request.against.absolute(), (), request.step)
+    ref = SourceRef(request.against.absolute(), (), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = described.folder if described.has_config else None
     family = request.family if described.expected else "none"

@@ -70,6 +70,7 @@ class GateRequest(BaseModel):
         None, description="The checkpoint it was made from, or weights whose values it must have: exact values and logits are compared."
     )
     step: int | None = Field(None, ge=0, description="Which step of --against, if that is a run's root.")
+    tag: str = Field("", description="Which save of --against, if that holds several under tags (DeepSpeed).")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
@@ -95,7 +96,7 @@ class ExportRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Path = Field(
-        description="The checkpoint: a folder written by PyTorch DCP, accelerate, torchtitan or Hugging Face, or a run's root."
+        description="The checkpoint: a folder written by PyTorch DCP, DeepSpeed, accelerate, torchtitan or Hugging Face, or a run's root."
     )
     to: Path = Field(description="Where the release will be. Must not exist.")
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
@@ -103,6 +104,7 @@ class ExportRequest(BaseModel):
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
+    tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")
     also: list[Path] = Field(default_factory=list, description="More roots of the same save, for node-local disks.")
     drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: source tensors to leave out on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
