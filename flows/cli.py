@@ -6,7 +6,7 @@ Exit codes: 0 done; 1 a check on the written release failed, nothing published; 
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from io import TextIOWrapper
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-import yaml
 from pydantic import ValidationError
 
 from flows.options import (
@@ -36,8 +35,9 @@ from flows.options import (
     TiedOption,
 )
 from flows.policy_commands import policy_app
+from flows.request_file import read_request
 from flows.requests import ExportRequest, GateRequest
-from reports.errors import ReleaseError, RequestError
+from reports.errors import ReleaseError
 
 GREEN, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 R = TypeVar("R", ExportRequest, GateRequest)
@@ -174,29 +174,13 @@ def export(
         remove_stages(to)
         return GREEN
     typed = {"fsync" if name == "no_fsync" else name for name in context.params if _is_typed(context, name)}
-    request = _read_request(request_file, given, typed)
+    request = read_request(request_file, given, typed)
     return _run_export(request, as_json=as_json)
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _read_request(path: Path | None, given: Mapping[str, object], typed: set[str]) -> ExportRequest:
-    # Of a request file's options, those that are also on the command line are taken from there.
-    for name in ("source", "to"):
-        if path is None and given[name] is None:
-            raise RequestError("is missing", where="SOURCE" if name == "source" else "--to", remedy="See shardwright export --help.")
-    if path is None:
-        return ExportRequest.model_validate(given)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"is not YAML: {error}", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise RequestError("is not a mapping of option to value", where=str(path))
-    return ExportRequest.model_validate({"runs": given["runs"], **content, **{name: given[name] for name in typed & given.keys()}})
 
 
 def _default_runs() -> Path:
@@ -268,6 +252,7 @@ def gate(
     tag: TagOption = "",
     golden: GoldenOption = None,
     family: FamilyOption = "auto",
+    drop: DropOption = None,
     skip: SkipOption = None,
     policy: PolicyOption = None,
     prove: Annotated[int, typer.Option(help="Plant that many faults into the evidence, and see that the checks catch each.")] = 0,
@@ -292,6 +277,7 @@ def gate(
             "tag": tag,
             "golden": golden,
             "family": family,
+            "drop": drop or [],
             "skip": skip or [],
             "policy": policy,
             "prove": prove,

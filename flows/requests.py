@@ -73,6 +73,7 @@ class GateRequest(BaseModel):
     tag: str = Field("", description="Which save of --against, if that holds several under tags (DeepSpeed).")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
+    drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: tensors of --against that the release lacks on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
     policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers, rules for the statistics.")
     prove: int = Field(0, ge=0, le=1000, description="Plant that many faults into the evidence, and see that the checks catch each.")
@@ -82,7 +83,12 @@ class GateRequest(BaseModel):
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
     _paths = field_validator("release", "against", "golden", "policy", "junit", "runs")(_is_text)
-    _reasons = field_validator("skip")(_has_reason)
+    _reasons = field_validator("drop", "skip")(_has_reason)
+
+    @property
+    def drops(self) -> tuple[tuple[str, str], ...]:
+        """(pattern, reason) of source tensors to leave out."""
+        return tuple(_split_reason(text) for text in self.drop)
 
     @property
     def skips(self) -> dict[str, str]:

@@ -124,6 +124,23 @@ class Zero:
         return {**held, **{alias: held[stored] for alias, stored in self.aliases.items()}}
 
 
+def example(stage: int, world: int, **layout: object) -> Zero:
+    """A save with two groups, frozen weights, buffers and a tied head, in a layout of your choice."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = {"embed.weight": (7, 3), "layers.0.up.weight": (5, 3), "layers.0.cube": (3, 2, 5), "layers.0.bias": (5,), "norm.weight": (3,)}
+    masters = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return Zero(
+        masters,
+        stage,
+        world,
+        groups=(("layers.0.cube", "embed.weight", "layers.0.up.weight"), ("norm.weight", "layers.0.bias")),
+        frozen={"adapter.weight": torch.randn(3, 3, generator=generator)},
+        buffers={"scale": torch.randn(2, generator=generator), "count": torch.tensor(11)},
+        aliases={"head.weight": "embed.weight"},
+        **layout,  # type: ignore[arg-type]  # fields of Zero
+    )
+
+
 def write_zero(root: Path, zero: Zero) -> Path:
     """Write a save under a root with `latest`; returns the save's folder."""
     folder = root / zero.tag
