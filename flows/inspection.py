@@ -11,13 +11,14 @@ from tasks.engine.tensors.catalog import Catalog, SourceTensor
 _SHOWN = 12
 
 
-def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None) -> Catalog:
+def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str) -> Catalog:
     """Return what a checkpoint holds.
 
     Args:
         source: its folder, or a run's root.
         also: more roots of the same save.
         step: which step of a run's root.
+        tag: which save of a folder that holds several.
 
     Returns:
         The catalog.
@@ -25,7 +26,7 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None) -
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
     """
-    return open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step).catalog()
+    return open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag).catalog()
 
 
 def print_inspection(catalog: Catalog, *, as_json: bool) -> None:
