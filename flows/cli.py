@@ -348,15 +348,17 @@ def plan(
 
 @app.command()
 def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None, as_json: JsonOption = False) -> int:
-    """Say what a checkpoint is and holds: format, step, tensors, training state. Reads metadata only.
+    """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
+
+    Reads metadata and the small objects of the training state only.
 
     Example: shardwright inspect runs/step-3000
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    catalog = inspect_checkpoint(source, tuple(also or ()), step)
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, _default_runs())
     with _reader_may_leave():
-        print_inspection(catalog, as_json=as_json)
+        print_inspection(inspection, as_json=as_json)
     return GREEN
 
 
