@@ -50,7 +50,7 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, r
 def _look_around(checkpoint: Path, runs: Path) -> Surroundings:
     beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
     kept = tuple(save.step for save in beside.complete() if save.step is not None)
-    nbytes = next((save.nbytes for save in beside.saves if save.path == checkpoint), 0)
+    nbytes = next((save.nbytes for save in beside.saves if save.path == str(checkpoint)), 0)
     return Surroundings(kept, beside.interval_seconds(), nbytes, disk_usage(checkpoint).free)
 
 

@@ -11,6 +11,8 @@ from reports.errors import FormatError, HostilePickleError
 from tasks.engine.formats.folders import list_steps, step_of
 from tasks.engine.formats.reader import CheckpointReader
 from tasks.engine.formats.readers import READERS, open_checkpoint
+from validators.drills.evidence import PastDrill, Save
+from validators.drills.record import RECORD_NAME
 
 # What a refusal says → what is wrong with the save, one word for machines
 CAUSES: Mapping[re.Pattern[str], str] = MappingProxyType(
@@ -24,28 +26,6 @@ CAUSES: Mapping[re.Pattern[str], str] = MappingProxyType(
 )
 POINTERS = ("latest", "latest_checkpointed_iteration.txt", "checkpoint_last", "last_checkpoint", "latest.txt")
 _TEMPORARY = re.compile(r"\.(?:tmp|temp|partial|incomplete)$|^tmp")
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """One save. `cause` is a word of CAUSES, "damaged" or "hostile" when it is not complete, "" when it is; `refusal` the sentence.
-
-    `saved_at` is when its newest file was written (seconds since 1970); `leftovers` are temporary or empty files in it.
-    """
-
-    name: str
-    path: Path
-    step: int | None
-    cause: str
-    refusal: str
-    saved_at: float
-    nbytes: int
-    leftovers: tuple[str, ...]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it can be read."""
-        return not self.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +80,22 @@ def list_saves(root: Path, also: Sequence[Path] = ()) -> Saves:
     return Saves(root, tuple(found), _pointer(root), tuple(sorted(p.name for p in root.iterdir() if _TEMPORARY.search(p.name))))
 
 
+def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastDrill]) -> Save | None:
+    """Return the save to drill beside the newest: the older one that was drilled least recently.
+
+    Args:
+        complete: saves that can be read, the oldest first.
+        newest: the one chosen already.
+        history: earlier drills, the oldest first.
+
+    Returns:
+        A save; None when there is no older one.
+    """
+    last = {name: number for number, past in enumerate(history) for name in past.drilled}
+    older = complete[: complete.index(newest)]
+    return min(older, key=lambda save: (last.get(save.name, -1), -(save.step or 0)), default=None)
+
+
 def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
     """Return the reader of a save.
 
@@ -113,7 +109,7 @@ def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
     Raises:
         FormatError: it has changed since it was listed.
     """
-    return open_checkpoint(save.path, also=also)
+    return open_checkpoint(Path(save.path), also=also)
 
 
 def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
@@ -125,13 +121,13 @@ def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
     except FormatError as error:
         cause = next((word for pattern, word in CAUSES.items() if pattern.search(error.what)), "damaged")
         refusal = str(error)
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != RECORD_NAME]
     stats = {path: path.stat() for path in files}
     empty = [str(path.relative_to(folder)) for path, stat in stats.items() if stat.st_size == 0]
     temporary = [str(path.relative_to(folder)) for path in files if _TEMPORARY.search(path.name)]
     return Save(
         folder.name,
-        folder,
+        str(folder),
         step,
         cause,
         refusal,

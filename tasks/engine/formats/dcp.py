@@ -27,6 +27,7 @@ from tasks.engine.formats.optimizer_state import find_slot
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator, SourceTensor, StateItem, TableBuilder
+from validators.drills.record import RECORD_NAME
 
 METADATA_NAME = ".metadata"
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
@@ -157,7 +158,7 @@ class DcpReader(CheckpointReader):
                 except FormatError as error:
                     state.notes.append(f"{name} is not read, the model can be: {error}")
                     left.append(StateItem(name, "object"))
-            elif name != f"{inner}/":
+            elif name not in (f"{inner}/", RECORD_NAME):
                 left.append(StateItem(name, "object", places=file_place(self._source.path, name)))
         return left
 

@@ -4,7 +4,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,7 +49,7 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
         FormatError: the checkpoint is incomplete, or a 0-d tensor's record is damaged.
     """
     catalog = reader.catalog()
-    values: dict[str, Scalar] = dict(_read_scalars(reader, catalog))
+    values: dict[str, Scalar] = {key: _storable(value) for key, value in _read_scalars(reader, catalog)}
     keys: list[str] = []
     unread: dict[str, str] = {}
     for item in catalog.state:
@@ -59,8 +59,8 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
             unread[item.fqn] = error.what
             continue
         keys += [key for key, _ in leaves[:MAX_LEAVES]]
-        if len(leaves) <= MAX_LEAVES:
-            values |= {key: value for key, value in leaves if isinstance(value, Scalar)}
+        if len(leaves) <= MAX_LEAVES or all(isinstance(value, str) for _, value in leaves):
+            values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
     entries = {entry.key: entry for entry in _entries(catalog)}
     tensors = [*catalog.tensors.values(), *catalog.state_tensors.values()]
     ranks = {int(next(filter(None, match.groups()))) for match in map(_RANK_FILES.search, catalog.table.files) if match}
@@ -115,6 +115,11 @@ def _read_scalars(reader: CheckpointReader, catalog: Catalog) -> Iterator[tuple[
             for fragment in catalog.fragments(key)[:1]:
                 payload = reader.payload(fragment)
                 yield key.removeprefix(f"{OTHER_SLOT}/"), _SCALARS[tensor.dtype](read_range(payload.path, payload.start, payload.nbytes))
+
+
+def _storable(value: Scalar) -> Scalar:
+    # NaN and the infinities become text: JSON has none.
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _open_item(catalog: Catalog, item: StateItem) -> object:

@@ -103,13 +103,22 @@ class SourceBytes:
         """
         made: list[Run] = []
         for source in tensor.inputs:
-            found = self._runs_of(source, len(source.shape) - len(tensor.shape))
+            found = self.runs_of(source, len(source.shape) - len(tensor.shape))
             if found is None:
                 return None
             made += found
         return made
 
-    def _runs_of(self, source: Input, row_dim: int) -> list[Run] | None:
+    def runs_of(self, source: Input, row_dim: int) -> list[Run] | None:
+        """Return an input's box as runs, in order, or None when it must be assembled.
+
+        Args:
+            source: a box of a source tensor.
+            row_dim: the dim that counts as rows; the dims before it have length 1.
+
+        Returns:
+            Runs whose lengths add up to the box's bytes.
+        """
         itemsize = ITEMSIZE[source.dtype]
         placed: list[tuple[int, Run]] = []
         for fragment in self.overlapping(source):
