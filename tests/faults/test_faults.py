@@ -3,6 +3,7 @@
 import pytest
 
 from reports.codes import CODES
+from reports.drill_codes import DRILL_CODES
 from tests.faults.evidence import PAGE, levels_of, row_of
 from tests.faults.faults_in_files import FAULTS as IN_FILES
 from tests.faults.faults_in_policy import FAULTS as IN_POLICY
@@ -15,7 +16,7 @@ from tests.faults.planting import Fault, judge, plant_and_gather
 FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_POLICY)
 
 
-ELSEWHERE = {"sensitivity.missed"}  # tests/integration/test_prove.py
+ELSEWHERE = {"sensitivity.missed", *DRILL_CODES}  # tests/integration/test_prove.py, test_faults_in_checkpoints.py
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])

@@ -22,6 +22,7 @@ class Goals:
     mtbf_seconds: float = 0.0
     save_seconds: float = 0.0
     max_save_share: float = 0.05
+    spare_factor: float = 1.2
     tokens_per_step: int = 0
     tokens_per_second: float = 0.0
     declared: Declared = field(default_factory=Declared)

@@ -10,7 +10,6 @@ from validators.drills.check import DrillCheck, Skip
 from validators.drills.evidence import DrillEvidence
 from validators.drills.goals import Goals, Numbers, save_share, young_interval
 
-SPARE = 1.2  # bytes free per byte that the next save needs
 INTERVAL_FACTOR = 3.0  # an interval this far from Young's loses a third more than it need
 
 
@@ -45,7 +44,7 @@ def _storage(goals: Goals, numbers: Numbers) -> Iterator[Finding]:
     budget = goals.declared.budget_nbytes
     if budget and numbers.used_nbytes > budget:
         yield finding("objectives.budget", "saves", expected=f"at most {spell_bytes(budget)}", found=spell_bytes(numbers.used_nbytes))
-    needed = SPARE * numbers.nbytes
+    needed = goals.spare_factor * numbers.nbytes
     if numbers.free_nbytes < needed:
         yield finding("objectives.free-space", "disk", expected=f"{spell_bytes(needed)} free", found=spell_bytes(numbers.free_nbytes))
 
