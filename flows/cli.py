@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from flows.drill_commands import add_commands
 from flows.gate_command import gate
-from flows.launch import GREEN, Line, default_runs, reader_may_leave, run_flow
+from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
 from flows.options import (
     AlsoOption,
     AssetsOption,
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 app.add_typer(policy_app)
 app.command()(gate)
+add_commands(app)
 
 
 def main() -> None:
@@ -222,15 +224,17 @@ def plan(
 
 @app.command()
 def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
-    """Say what a checkpoint is and holds: format, step, tensors, training state. Reads metadata only.
+    """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
+
+    Reads metadata and the small objects of the training state only.
 
     Example: shardwright inspect runs/step-3000
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    catalog = inspect_checkpoint(source, tuple(also or ()), step)
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, default_runs())
     with reader_may_leave():
-        print_inspection(catalog, as_json=as_json)
+        print_inspection(inspection, as_json=as_json)
     return GREEN
 
 

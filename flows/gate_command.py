@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.launch import Line, default_runs, run_flow
+from flows.line import Line, default_runs, run_flow
 from flows.options import (
     DropOption,
     FamilyOption,

@@ -47,7 +47,18 @@ def _split_reason(text: str) -> tuple[str, str]:
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
-def _is_text(value: Path | list[Path] | None) -> Path | list[Path] | None:
+def refuse_unprintable(value: Path | list[Path] | None) -> Path | list[Path] | None:
+    """Return paths that a report can show.
+
+    Args:
+        value: what was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: a control character, or one outside every encoding.
+    """
     for path in value if isinstance(value, list) else [value]:
         if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
             raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
@@ -94,7 +105,9 @@ class GateRequest(BaseModel):
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(_is_text)
+    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(
+        refuse_unprintable
+    )
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property
@@ -134,7 +147,7 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(_is_text)
+    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(refuse_unprintable)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property

@@ -6,21 +6,22 @@ python -m tests.faults.table
 from pathlib import Path
 
 from reports.codes import CODES
+from tests.faults.faults_in_checkpoints import FAULTS as IN_CHECKPOINTS
 from tests.faults.planted import FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 HEAD = """# Finding codes, and the faults planted to prove them
 
-Written by `python -m tests.faults.table`; a test holds it current. Each fault is planted into a sound release of a tiny model and must
-be caught by its code, and by no crash (`tests/faults`). Sound releases, honest casts and other controls must pass without a word. A
-warning never turns a verdict.
+Written by `python -m tests.faults.table`; a test holds it current. Each fault is planted into a sound release of a tiny model, or into the
+checkpoints of a sound training run, and must be caught by its code, and by no crash (`tests/faults`). Sound releases and runs, honest casts
+and other controls must pass without a word. A warning never turns a verdict.
 """
 
 
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in FAULTS:
+    for fault in (*FAULTS, *IN_CHECKPOINTS):
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():

@@ -3,11 +3,12 @@
 import pytest
 
 from reports.codes import CODES
+from reports.drill_codes import DRILL_CODES
 from tests.faults.evidence import PAGE, levels_of, row_of
 from tests.faults.planted import FAULTS
 from tests.faults.planting import judge, plant_and_gather
 
-ELSEWHERE = {"sensitivity.missed"}  # tests/integration/test_prove.py
+ELSEWHERE = {"sensitivity.missed", *DRILL_CODES}  # tests/integration/test_prove.py, test_faults_in_checkpoints.py
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])
