@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reports.codes import CODES, finding
+from reports.drill_codes import DRILL_CODES
 from validators import review
 from validators.check import MAX_FINDINGS_PER_CODE, NEEDS, Check, Outcome, attempt, fold_findings, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING
