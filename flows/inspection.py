@@ -2,13 +2,11 @@
 
 import json
 from collections import Counter
-from math import prod
 from pathlib import Path
 
 from flows.terminal import format_bytes
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.tensors.catalog import Catalog
-from validators.expectation import ITEMSIZE
+from tasks.engine.tensors.catalog import Catalog, SourceTensor
 
 _SHOWN = 12
 
@@ -38,8 +36,9 @@ def print_inspection(catalog: Catalog, *, as_json: bool) -> None:
         as_json: whether to print every tensor as JSON instead.
     """
     if as_json:
-        tensors = {n: {"shape": t.shape, "dtype": t.dtype, "fragments": t.last - t.first} for n, t in catalog.tensors.items()}
-        state = {item.fqn: {"kind": item.kind, "shape": item.shape, "dtype": item.dtype} for item in catalog.state}
+        tensors = {name: _describe_tensor(tensor) for name, tensor in catalog.tensors.items()}
+        state = {key: {"kind": "tensor", **_describe_tensor(tensor)} for key, tensor in catalog.state_tensors.items()}
+        state |= {item.fqn: {"kind": item.kind, "shape": item.shape, "dtype": item.dtype} for item in catalog.state}
         head = {"format": catalog.format, "root": catalog.root, "step": catalog.step, "digest": catalog.digest, "notes": catalog.notes}
         print(json.dumps({**head, "tensors": tensors, "state": state}))
         return
@@ -60,10 +59,13 @@ def print_inspection(catalog: Catalog, *, as_json: bool) -> None:
 
 
 def _describe_state(catalog: Catalog) -> str:
-    if not catalog.state:
+    if not catalog.num_state_items:
         return "none"
-    groups = Counter(item.fqn.split(".")[0] for item in catalog.state)
-    nbytes = sum(prod(item.shape) * ITEMSIZE.get(item.dtype, 0) for item in catalog.state if item.kind == "tensor")
-    return (
-        f"{len(catalog.state)} items ({', '.join(f'{name} x{n}' for name, n in sorted(groups.items()))}), {format_bytes(nbytes)} of tensors"
-    )
+    groups = Counter(item.fqn.split(".")[0] for item in catalog.state) + Counter(key.split("/")[0] for key in catalog.state_tensors)
+    nbytes = sum(tensor.nbytes for tensor in catalog.state_tensors.values())
+    listed = ", ".join(f"{name} x{n}" for name, n in sorted(groups.items()))
+    return f"{catalog.num_state_items} items ({listed}), {format_bytes(nbytes)} of tensors"
+
+
+def _describe_tensor(tensor: SourceTensor) -> dict[str, object]:
+    return {"shape": tensor.shape, "dtype": tensor.dtype, "fragments": tensor.last - tensor.first}

@@ -4,20 +4,11 @@ A code is `<check>.<what>`; it never changes its meaning and is never reused. A 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from reports.model import Finding, Severity
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """What a code means, and what to do about it. `severity` is "warning" for what never turns a verdict."""
-
-    meaning: str
-    remedy: str
-    severity: Severity = "error"
-
+from reports.code import Code
+from reports.codes_of_drift import CODES_OF_DRIFT
+from reports.model import Finding
 
 _EXPORT_AGAIN = "Export again into an empty folder."
 _FROM_COMPLETE = "Export again from a complete checkpoint."
@@ -320,6 +311,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _QUANTIZED
     | _TOKENIZER_CODES
     | _CONFIG_CODES
+    | dict(CODES_OF_DRIFT)
     | _LOGITS
     | _SENSITIVITY
     | _STATISTICS

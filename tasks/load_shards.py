@@ -33,7 +33,7 @@ def load_shards(ref: SourceRef, folder: Path) -> Loaded:
         (Path(catalog.root), *ref.also),
         table,
         len(catalog.tensors),
-        len(catalog.state),
+        catalog.num_state_items,
         sum(t.nbytes for t in catalog.tensors.values()) or catalog.files_nbytes,
         catalog.notes,
     )
@@ -41,5 +41,6 @@ def load_shards(ref: SourceRef, folder: Path) -> Loaded:
 
 def _source_table(catalog: Catalog) -> pd.DataFrame:
     rows = [(t.fqn, "model", t.dtype, format_shape(t.shape or ()), t.last - t.first) for t in catalog.tensors.values()]
+    rows += [(key, "state", t.dtype, format_shape(t.shape or ()), t.last - t.first) for key, t in catalog.state_tensors.items()]
     rows += [(s.fqn, "state", s.dtype, format_shape(s.shape), 1) for s in catalog.state]
     return pd.DataFrame(rows, columns=["name", "role", "dtype", "shape", "fragments"])

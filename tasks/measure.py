@@ -86,7 +86,9 @@ class _Job:
         return self.data_start + self.tensor.start
 
 
-def measure(folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, ...], workers: int) -> Measurement:
+def measure(
+    folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, ...], workers: int, without: frozenset[str] = frozenset()
+) -> Measurement:
     """Read every tensor of a release once, and hold it against the source's values where the second path can be heard.
 
     Args:
@@ -94,6 +96,7 @@ def measure(folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, .
         plan_path: the plan it was written by; None when there is none.
         source_roots: the source's folders, the main one first.
         workers: how many tensors are read at the same time.
+        without: weight files that are not read.
 
     Returns:
         The tables, in the order of the release's files and offsets, and whether the witness was heard.
@@ -109,6 +112,7 @@ def measure(folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, .
     jobs = [
         _Job(folder, tensor, file.data_start, _is_intact(tensor, file.nbytes - file.data_start))
         for file in release.files
+        if file.name not in without
         for tensor in file.tensors
     ]
     largest_first = sorted(range(len(jobs)), key=lambda i: jobs[i].tensor.start - jobs[i].tensor.stop)
@@ -218,6 +222,7 @@ def _tensor_row(job: _Job, tally: Tally, relative_error: float) -> dict[str, obj
         "nonfinite": tally.nonfinite,
         "zero_share": tally.zero_share,
         "constant": int(tally.is_constant),
+        "parity": tally.parity,
         "relative_error": relative_error,
     }
 

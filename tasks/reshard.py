@@ -158,6 +158,6 @@ def _source_dtype(plan: ExportPlan) -> str:
 def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:
     left_out = [Omission(drop.name, drop.because, drop.asked_by) for drop in plan.dropped]
     left_out += [Omission(alias.name, alias.because, "rule") for alias in plan.aliases]
-    if catalog.state:
-        left_out.append(Omission(f"training state, {len(catalog.state)} items", "a release holds weights only", "format"))
+    if catalog.num_state_items:
+        left_out.append(Omission(f"training state, {catalog.num_state_items} items", "a release holds weights only", "format"))
     return tuple(left_out)

@@ -58,6 +58,7 @@ OUTLIER_SPREADS = 8.0  # robust standard deviations of log rms; with the factors
 OUTLIER_FACTORS: Mapping[str, float] = MappingProxyType(  # rms against the median, and against both neighbours over layers
     {"layers": 2.0, "experts": 3.0, "edge": 5.0}  # first and last layers honestly differ by 2 to 3
 )
+DRIFT_FACTOR = 4.0  # rms of a matrix against that of an earlier release; training moves it by percents, a lost scale by far more
 UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
 
 # Relative rms of a dequantized weight against its source, by kind and bits: what one scale per channel, block or group of 128 leaves.

@@ -71,9 +71,9 @@ class TensorTable(_Table):
     """One row per released tensor, measured on bytes re-read from disk.
 
     `absmax`, `rms`, `mean` are over finite elements, in fp64; `nonfinite` counts NaN and infinities; `zero_share` is the share of exact
-    zeros; `constant` is 1 when all elements are equal (of more than one). `relative_error` is rms(release - source) / rms(source), NaN
-    where nothing was compared. `sample` holds values to compare with, and `repeated` the rows of a matrix outside the layers that are zero
-    or equal an earlier one: see validators.sampled.
+    zeros; `constant` is 1 when all elements are equal (of more than one); `parity` is the XOR of all elements' bits, in hex.
+    `relative_error` is rms(release - source) / rms(source), NaN where nothing was compared. `sample` holds values to compare with, and
+    `repeated` the rows of a matrix outside the layers that are zero or equal an earlier one: see validators.sampled.
     """
 
     name: Series[str] = pa.Field(str_length={"min_value": 1})
@@ -87,6 +87,7 @@ class TensorTable(_Table):
     nonfinite: Series[int] = pa.Field(ge=0)
     zero_share: Series[float] = pa.Field(nullable=True)
     constant: Series[int] = pa.Field(isin=[0, 1])
+    parity: Series[str]
     relative_error: Series[float] = pa.Field(nullable=True)
     sample: Series[str]
     repeated: Series[str]

@@ -40,7 +40,7 @@ def assemble(reader: CheckpointReader, fqn: str, shape: tuple[int, ...]) -> torc
     """Return a whole tensor, after proving that its fragments tile `shape`."""
     catalog = reader.catalog()
     catalog.check_coverage(fqn, shape)
-    whole = torch.empty(shape, dtype=TORCH_DTYPES[catalog.tensors[fqn].dtype])
+    whole = torch.empty(shape, dtype=TORCH_DTYPES[catalog.tensor(fqn).dtype])
     for fragment in catalog.fragments(fqn):
         region = fragment.region
         whole[tuple(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True))] = read_values(reader, fragment)

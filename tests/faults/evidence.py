@@ -18,15 +18,15 @@ PAGE = Path(__file__).parents[2] / "docs/faults-by-evidence.md"
 HEAD = """# What it takes to see each planted fault
 
 Written by `make faults`; `tests/faults/test_faults.py` holds every row. A fault is planted into a sound release, and the checks are run
-four times: on the folder's bytes alone (and what its config says of quantization, without which they mean nothing); with its config and
-tokenizer; against the values of the source as well; and on logits, without the source. **yes**: an error turned the verdict (or, for a
-fault that is only warned of, the warning came).
+five times: on the folder's bytes alone (and what its config says of quantization, without which they mean nothing); with its config and
+tokenizer; with those of a reference beside them (the trainer's, or an earlier release); against the values of the source; and on logits,
+without the source. **yes**: an error turned the verdict (or, for a fault that is only warned of, the warning came).
 """
 
 
 def _without_reference(evidence: Evidence) -> Evidence:
     parts = None if evidence.parts is None else evidence.parts.assign(relative_error=float("nan"), rounding=float("nan"))
-    return replace(evidence, plan=None, values=None, logits=(), parts=parts)
+    return replace(evidence, plan=None, values=None, logits=(), reference=None, parts=parts)
 
 
 def _bytes_alone(evidence: Evidence) -> Evidence:
@@ -38,7 +38,8 @@ def _bytes_alone(evidence: Evidence) -> Evidence:
 LEVELS: Mapping[str, Callable[[Evidence], Evidence]] = {
     "bytes alone": _bytes_alone,
     "config and tokenizer": _without_reference,
-    "source's values": lambda evidence: replace(evidence, logits=()),
+    "a reference's": lambda evidence: replace(_without_reference(evidence), reference=evidence.reference),
+    "source's values": lambda evidence: replace(evidence, logits=(), reference=None),
     "logits": lambda evidence: replace(_without_reference(evidence), logits=evidence.logits),
 }
 

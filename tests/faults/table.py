@@ -6,6 +6,7 @@ python -m tests.faults.table
 from pathlib import Path
 
 from reports.codes import CODES
+from tests.faults.faults_in_drift import FAULTS as IN_DRIFT
 from tests.faults.faults_in_files import FAULTS as IN_FILES
 from tests.faults.faults_in_policy import FAULTS as IN_POLICY
 from tests.faults.faults_in_quantized import FAULTS as IN_QUANTIZED
@@ -26,7 +27,7 @@ warning never turns a verdict.
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_QUANTIZED, *IN_POLICY):
+    for fault in (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_DRIFT, *IN_QUANTIZED, *IN_POLICY):
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():

@@ -11,7 +11,7 @@ from tests.builders.editing import edit_json, edit_tensors, set_fields
 from tests.builders.quantized import ENCODINGS, is_linear, quantization_config, quantize_linear, quantize_release
 from tests.builders.releases import SoundRelease, header_shapes
 from tests.faults.faults_in_weights import cast
-from tests.faults.planting import gather, judge_all
+from tests.faults.planting import gather, judge_all, refer_to
 from tests.faults.test_controls import assert_sound
 from validators.quantized_names import expect_stored
 from validators.release import open_release
@@ -201,3 +201,16 @@ def test_weights_that_are_quantized_when_loaded_are_stored_whole(sound, tmp_path
     results = judge_all(gather(folder, sound["dense"].folder, sound["dense"]))
     assert_sound(results)
     assert {finding.code for finding in _findings(results)} == {"quantized.not-judged"}
+
+
+@pytest.mark.parametrize("earlier", ["whole", "quantized"])
+def test_an_earlier_release_may_be_quantized_or_not(earlier, sound, tmp_path):
+    made = quantize_release(sound["moe"], "int4_group", tmp_path / "before")
+    folder = tmp_path / "release"
+    shutil.copytree(sound["moe"].folder, folder)
+    edit_tensors(folder, lambda held: held.update({name: value * 1.01 for name, value in held.items()}))
+    edit_tensors(folder, lambda held: quantize_linear(held, ENCODINGS["int4_group"]))
+    set_fields(folder / "config.json", quantization_config=quantization_config(ENCODINGS["int4_group"], sound["moe"]))
+    reference = refer_to(made.folder if earlier == "quantized" else sound["moe"].folder, retrained=True)
+    evidence = replace(_standalone(gather(folder, sound["moe"].folder, made)), reference=reference)
+    assert _findings(judge_all(evidence)) == []

@@ -4,6 +4,7 @@ import pytest
 
 from reports.codes import CODES
 from tests.faults.evidence import PAGE, levels_of, row_of
+from tests.faults.faults_in_drift import FAULTS as IN_DRIFT
 from tests.faults.faults_in_files import FAULTS as IN_FILES
 from tests.faults.faults_in_policy import FAULTS as IN_POLICY
 from tests.faults.faults_in_quantized import FAULTS as IN_QUANTIZED
@@ -13,7 +14,7 @@ from tests.faults.faults_in_the_folder import FAULTS as IN_FOLDER
 from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
 from tests.faults.planting import Fault, judge, plant_and_gather
 
-FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_QUANTIZED, *IN_POLICY)
+FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_DRIFT, *IN_QUANTIZED, *IN_POLICY)
 
 
 ELSEWHERE = {"sensitivity.missed"}  # tests/integration/test_prove.py

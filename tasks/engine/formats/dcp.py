@@ -10,7 +10,7 @@ Source: torch 2.13, torch/distributed/checkpoint/filesystem.py; accelerate 1.15,
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -23,9 +23,10 @@ from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_
 from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, SavedObject, SavedTensor
 from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names, paths_of, step_of
+from tasks.engine.formats.optimizer_state import find_slot
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
-from tasks.engine.tensors.catalog import Catalog, Fragment, SourceTensor, StateItem, TableBuilder
+from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator, SourceTensor, StateItem, TableBuilder
 
 METADATA_NAME = ".metadata"
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
@@ -39,6 +40,8 @@ INNER_FOLDERS: Mapping[re.Pattern[str], str] = MappingProxyType(
         re.compile(r"model_and_optim/$"): "OLMo-core",
     }
 )
+
+_OPTIMIZER_FOLDER = re.compile(r"optimizer_\d+/$")  # accelerate: a DCP save beside the model's
 
 # File beside `.metadata` → the format that is meant
 LOOK_ALIKES: Mapping[str, str] = MappingProxyType({"common.pt": "Megatron torch_dist", "metadata.json": "Megatron torch_dist"})
@@ -108,13 +111,13 @@ class DcpReader(CheckpointReader):
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         items = list(metadata.items())
         model = find_model([item.path for item in items], file.absolute)
-        tensors, state, builder = [], [], TableBuilder()
+        tensors, rest, builder = [], [], TableBuilder()
         for item in items:
             fqn = name_in_model(item.path, model)
             if isinstance(item, SavedTensor) and fqn is not None:
                 tensors.append((fqn, item))
             else:
-                state.append(_state(item))
+                rest.append(item)
         if not tensors:
             raise FormatError(
                 f"holds no model, only training state: {name_some(item.path[0] for item in items)}",
@@ -124,17 +127,45 @@ class DcpReader(CheckpointReader):
         names = strip_all((fqn for fqn, _ in tensors), file.absolute)
         notes = self._notes(inner, files)
         made = {names[fqn]: _add_tensor(builder, names[fqn], item, metadata, files, notes) for fqn, item in tensors}
+        state = State(builder, notes, made)
+        state.add(rest, metadata, files)
+        neighbours = self._add_neighbours(inner, state)
         return Catalog(
             self.name,
             str(source.path.absolute()),
             step_of(source.path.absolute() / inner),
             MappingProxyType(made),
             builder.build(),
-            (*state, *_neighbours(source.path, inner)),
+            (*state.items, *neighbours),
             digest_files([content], files.values()),
             sum(found.nbytes for found in files.values()),
             notes=(*source.notes, *notes),
+            state_tensors=MappingProxyType(state.tensors),
         )
+
+    def _add_neighbours(self, inner: str, state: "State") -> list[StateItem]:
+        # What lies beside an inner model folder is the trainer's; optimizer folders are DCP saves of their own.
+        if not inner:
+            return []
+        left = []
+        for name in list_names(self._source.path):
+            if _OPTIMIZER_FOLDER.match(name):
+                try:
+                    self._add_optimizer(name.rstrip("/"), state)
+                except HostilePickleError:
+                    raise
+                except FormatError as error:
+                    state.notes.append(f"{name} is not read, the model can be: {error}")
+                    left.append(StateItem(name, "object"))
+            elif name != f"{inner}/":
+                left.append(StateItem(name, "object", places=_file_place(self._source.path / name, name)))
+        return left
+
+    def _add_optimizer(self, folder: str, state: "State") -> None:
+        file, content = self._metadata_file(folder)
+        metadata = self._parse(content, file, folder)
+        files = find_files(self._source, folder, metadata.needed_nbytes(), _RANK)
+        state.add(list(metadata.items()), metadata, files)
 
     def _inner(self) -> str:
         names = list_names(self._source.path)
@@ -217,16 +248,45 @@ def _add_tensor(
     return SourceTensor(fqn, item.shape, DTYPES[item.dtype], first, builder.nrows)
 
 
-def _state(item: SavedTensor | SavedObject) -> StateItem:
-    if isinstance(item, SavedObject):
-        return StateItem(item.key, "object")
-    return StateItem(item.key, "tensor", item.shape, DTYPES.get(item.dtype, item.dtype))
+class State:
+    """The training state of a save while it is collected.
+
+    Args:
+        builder: the table, which holds the model's rows already.
+        notes: sentences for the report, added to.
+        parameters: the model's names without wrappers.
+    """
+
+    def __init__(self, builder: TableBuilder, notes: list[str], parameters: Collection[str]) -> None:
+        self.notes = notes
+        self.tensors: dict[str, SourceTensor] = {}
+        self.items: list[StateItem] = []
+        self._builder, self._parameters = builder, parameters
+
+    def add(self, items: Iterable[SavedTensor | SavedObject], metadata: DcpMetadata, files: Mapping[str, FoundFile]) -> None:
+        """Append entries.
+
+        Args:
+            items: what is not the model's.
+            metadata: where they came from.
+            files: where its files lie.
+        """
+        for item in items:
+            if isinstance(item, SavedObject):
+                place = metadata.place(item.key, None)
+                locator = Locator(files[place.path].path, place.start, place.nbytes)
+                self.items.append(StateItem(item.key, "object", places=(locator,)))
+            elif item.dtype not in DTYPES:
+                self.items.append(StateItem(item.key, "tensor", item.shape, item.dtype))
+            else:
+                key = find_slot(item.path, self._parameters)
+                key = f"{OTHER_SLOT}/{item.key}" if key is None or key in self.tensors else key
+                self.tensors[key] = _add_tensor(self._builder, key, item, metadata, files, self.notes)
+
+
+def _file_place(path: Path, name: str) -> tuple[Locator, ...]:
+    return (Locator(name, 0, path.stat().st_size),) if path.is_file() else ()
 
 
 def _inner_folders(names: list[str]) -> list[str]:
     return [name for name in names if any(pattern.match(name) for pattern in INNER_FOLDERS)]
-
-
-def _neighbours(folder: Path, inner: str) -> list[StateItem]:
-    # What lies beside an inner model folder is the trainer's.
-    return [StateItem(name, "object") for name in list_names(folder) if name != f"{inner}/"] if inner else []

@@ -22,11 +22,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a checkpoint is. `also` are more roots of the same save (node-local disks); `notes` say how it was chosen."""
+    """Where a checkpoint is. `also` are more roots of the same save (node-local disks); `notes` say how it was chosen. `tag` is the
+    save asked for where one folder holds several, "" for the one its writer calls the latest.
+    """
 
     path: Path
     also: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    tag: str = ""
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -35,11 +38,20 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """`nbytes` bytes from `start` of a file, whose checksum the writer recorded."""
+
+    start: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """The raw little-endian values of one fragment: `nbytes` bytes from `start` of the file `path` (absolute).
 
     `strides` (in elements) is None for C order, else how the fragment's dims step through the stored values. `crc32` is the checksum the
-    writer recorded for these bytes, or None.
+    writer recorded for these bytes, or None; where it recorded one for a longer run of bytes that they are part of, that is `part_of`.
     """
 
     path: str
@@ -47,6 +59,7 @@ class Payload:
     nbytes: int
     strides: tuple[int, ...] | None
     crc32: int | None
+    part_of: Checked | None = None
 
 
 class CheckpointReader(ABC):

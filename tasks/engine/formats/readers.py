@@ -16,9 +16,16 @@ from tasks.engine.formats.folders import list_names, list_steps, step_of
 from tasks.engine.formats.fsdp1_ranks import RankFilesReader
 from tasks.engine.formats.hf import HuggingFaceReader
 from tasks.engine.formats.reader import CheckpointReader, Source
+from tasks.engine.formats.zero import ZeroReader
 
 # Tried in this order; the first that recognises a folder reads it.
-READERS: tuple[type[CheckpointReader], ...] = (DcpReader, HuggingFaceReader, DcpSafetensorsReader, RankFilesReader)
+READERS: tuple[type[CheckpointReader], ...] = (
+    DcpReader,
+    ZeroReader,  # before the weights that a Trainer writes beside it
+    HuggingFaceReader,
+    DcpSafetensorsReader,
+    RankFilesReader,
+)
 
 
 def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None = None) -> CheckpointReader:

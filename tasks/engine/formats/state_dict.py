@@ -93,7 +93,19 @@ def is_state_key(component: str) -> bool:
     Returns:
         Whether STATE_KEYS has it.
     """
-    return component in STATE_KEYS or _NUMBER.sub("", component) in STATE_KEYS
+    return component in STATE_KEYS or base_key(component) in STATE_KEYS
+
+
+def base_key(component: str) -> str:
+    """Return a path's component without a trailing `_<number>`.
+
+    Args:
+        component: such as `optimizer_0`.
+
+    Returns:
+        `optimizer`.
+    """
+    return _NUMBER.sub("", component)
 
 
 def find_model(paths: Collection[Path], where: str) -> Path:

@@ -14,6 +14,8 @@ from reports.errors import ShapeError
 from tasks.engine.tensors.region import Ints, Region, check_tiling
 from validators.expectation import ITEMSIZE
 
+OTHER_SLOT = "other"  # in keys of state tensors that belong to no parameter
+
 
 @dataclass(frozen=True, slots=True)
 class Locator:
@@ -73,20 +75,27 @@ class FragmentTable:
 
 @dataclass(frozen=True, slots=True)
 class StateItem:
-    """One entry of the training state that an export leaves alone: an optimizer moment, a scheduler, an RNG state.
+    """One entry of the training state that is no tensor in fragments: a scheduler, an RNG state, a file of the trainer's.
 
-    `kind` is "tensor" or "object"; shape and dtype are set for tensors.
+    `kind` is "object", or "tensor" where the catalog cannot say which bytes are whose (a dtype without a safetensors code, a file that is
+    listed and not opened); shape and dtype are set for tensors. `places` are the bytes it is stored in, where they are known; `value` is a
+    plain number that metadata records, such as a step count.
     """
 
     fqn: str
     kind: str
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    places: tuple[Locator, ...] = ()
+    value: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What a checkpoint holds. `tensors` are the model's, by FQN with wrapper prefixes stripped; `state` is the rest.
+    """What a checkpoint holds. `tensors` are the model's, by FQN with wrapper prefixes stripped; `state_tensors` and `state` are the rest.
+
+    `state_tensors` have the rows after the model's. A parameter's are keyed `<slot>/<parameter>`: `master` is its copy in high precision,
+    `exp_avg`, `exp_avg_sq` and `step` are Adam's, others as the optimizer calls them. Tensors of no parameter are keyed `other/<key>`.
 
     `replicas` repeat a region that the table has already (another rank wrote it too) and must hold the same values; their `index` is -1.
     `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report.
@@ -102,21 +111,43 @@ class Catalog:
     files_nbytes: int
     replicas: tuple[Fragment, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    state_tensors: Mapping[str, SourceTensor] = field(default_factory=dict)
 
-    def fragments(self, fqn: str) -> tuple[Fragment, ...]:
+    @property
+    def num_state_items(self) -> int:
+        """Entries of the training state, tensors and others."""
+        return len(self.state) + len(self.state_tensors)
+
+    def tensor(self, key: str) -> SourceTensor:
+        """Return one tensor, of the model or of the training state.
+
+        Args:
+            key: a key of `tensors` or `state_tensors`.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            KeyError: neither has it.
+        """
+        found = self.tensors.get(key)
+        return found if found is not None else self.state_tensors[key]
+
+    def fragments(self, fqn: str, which: Sequence[int] | None = None) -> tuple[Fragment, ...]:
         """Return the fragments of one tensor, in the order of the table.
 
         Args:
-            fqn: a key of `tensors`.
+            fqn: a key of `tensors` or `state_tensors`.
+            which: only these, counted from the tensor's first; None for all.
 
         Returns:
             Its fragments; regions in elements of the whole tensor.
         """
-        tensor, table = self.tensors[fqn], self.table
+        tensor, table = self.tensor(fqn), self.table
         offsets, shapes = self.boxes(fqn)
         made = []
-        for row in range(tensor.first, tensor.last):
-            at = row - tensor.first
+        for at in range(tensor.last - tensor.first) if which is None else which:
+            row = tensor.first + at
             region = Region(tuple(offsets[at].tolist()), tuple(shapes[at].tolist()))
             locator = Locator(table.files[int(table.file[row])], int(table.start[row]), int(table.nbytes[row]))
             made.append(Fragment(fqn, region, tensor.dtype, locator, row))
@@ -126,12 +157,12 @@ class Catalog:
         """Return offsets and shapes of one tensor's fragments, each (N, D).
 
         Args:
-            fqn: a key of `tensors`.
+            fqn: a key of `tensors` or `state_tensors`.
 
         Returns:
             Offsets, shapes; both views of the table.
         """
-        tensor, table = self.tensors[fqn], self.table
+        tensor, table = self.tensor(fqn), self.table
         count = tensor.last - tensor.first
         begin, end = int(table.dims_at[tensor.first]), int(table.dims_at[tensor.last])
         ndim = (end - begin) // count if count else len(tensor.shape or ())
@@ -141,7 +172,7 @@ class Catalog:
         """Prove that the fragments of `fqn` tile a tensor of `shape`.
 
         Args:
-            fqn: a key of `tensors`.
+            fqn: a key of `tensors` or `state_tensors`.
             shape: its global shape, from the writer's metadata or the config.
 
         Raises:
