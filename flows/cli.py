@@ -4,18 +4,18 @@ Exit codes: 0 done; 1 a check on the written release failed, nothing published; 
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version as package_version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from pydantic import ValidationError
 
+from flows.drill_commands import add_commands
 from flows.gate_command import gate
-from flows.launch import GREEN, Line, default_runs, reader_may_leave, run_flow
+from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
 from flows.options import (
     AlsoOption,
     AssetsOption,
@@ -30,11 +30,13 @@ from flows.options import (
     SkipOption,
     SourceArg,
     StepOption,
+    TagOption,
     TiedOption,
 )
 from flows.policy_commands import policy_app
+from flows.request_file import read_request
 from flows.requests import ExportRequest
-from reports.errors import ReleaseError, RequestError
+from reports.errors import ReleaseError
 
 REFUSED, INTERRUPTED = 2, 130
 app = typer.Typer(
@@ -49,6 +51,7 @@ app = typer.Typer(
 )
 app.add_typer(policy_app)
 app.command()(gate)
+add_commands(app)
 
 
 def main() -> None:
@@ -107,6 +110,7 @@ def export(
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
+    tag: TagOption = "",
     also: AlsoOption = None,
     drop: DropOption = None,
     skip: SkipOption = None,
@@ -140,6 +144,7 @@ def export(
         "dtype": dtype,
         "family": family,
         "step": step,
+        "tag": tag,
         "also": also or [],
         "drop": drop or [],
         "skip": skip or [],
@@ -157,29 +162,13 @@ def export(
         remove_stages(to)
         return GREEN
     typed = {"fsync" if name == "no_fsync" else name for name in context.params if _is_typed(context, name)}
-    request = _read_request(request_file, given, typed)
+    request = read_request(request_file, given, typed)
     return _run_export(request, as_json=as_json)
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _read_request(path: Path | None, given: Mapping[str, object], typed: set[str]) -> ExportRequest:
-    # Of a request file's options, those that are also on the command line are taken from there.
-    for name in ("source", "to"):
-        if path is None and given[name] is None:
-            raise RequestError("is missing", where="SOURCE" if name == "source" else "--to", remedy="See shardwright export --help.")
-    if path is None:
-        return ExportRequest.model_validate(given)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"is not YAML: {error}", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise RequestError("is not a mapping of option to value", where=str(path))
-    return ExportRequest.model_validate({"runs": given["runs"], **content, **{name: given[name] for name in typed & given.keys()}})
 
 
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:
@@ -198,6 +187,7 @@ def plan(
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
+    tag: TagOption = "",
     also: AlsoOption = None,
     drop: DropOption = None,
     keep_tied_head: TiedOption = False,
@@ -219,6 +209,7 @@ def plan(
             "dtype": dtype,
             "family": family,
             "step": step,
+            "tag": tag,
             "also": also or [],
             "drop": drop or [],
             "keep_tied_head": keep_tied_head,
@@ -232,16 +223,18 @@ def plan(
 
 
 @app.command()
-def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None, as_json: JsonOption = False) -> int:
-    """Say what a checkpoint is and holds: format, step, tensors, training state. Reads metadata only.
+def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
+    """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
+
+    Reads metadata and the small objects of the training state only.
 
     Example: shardwright inspect runs/step-3000
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    catalog = inspect_checkpoint(source, tuple(also or ()), step)
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, default_runs())
     with reader_may_leave():
-        print_inspection(catalog, as_json=as_json)
+        print_inspection(inspection, as_json=as_json)
     return GREEN
 
 

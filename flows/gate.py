@@ -158,12 +158,12 @@ def _conclude(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFact
 def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[Loaded | None, Planned | None]:
     if request.against is None:
         return None, None
-    ref = SourceRef(request.against.absolute(), (), request.step)
+    ref = SourceRef(request.against.absolute(), (), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = described.folder if described.has_config else None
     family = request.family if described.expected else "none"
     dtype = described.dtype if described.dtype in UNQUANTIZED else ""
-    wanted = ModelRequest(assets, family, dtype, (), described.holds_head, _ONE_FILE)
+    wanted = ModelRequest(assets, family, dtype, request.drops, described.holds_head, _ONE_FILE)
     return loaded, run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
 
 

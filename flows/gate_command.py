@@ -5,8 +5,19 @@ from typing import Annotated
 
 import typer
 
-from flows.launch import Line, default_runs, run_flow
-from flows.options import FamilyOption, GoldenOption, JsonOption, MemoryOption, PolicyOption, RunsOption, SkipOption, StepOption
+from flows.line import Line, default_runs, run_flow
+from flows.options import (
+    DropOption,
+    FamilyOption,
+    GoldenOption,
+    JsonOption,
+    MemoryOption,
+    PolicyOption,
+    RunsOption,
+    SkipOption,
+    StepOption,
+    TagOption,
+)
 from flows.requests import GateRequest
 
 
@@ -32,8 +43,10 @@ def gate(
         ),
     ] = None,
     step: StepOption = None,
+    tag: TagOption = "",
     golden: GoldenOption = None,
     family: FamilyOption = "auto",
+    drop: DropOption = None,
     skip: SkipOption = None,
     policy: PolicyOption = None,
     prove: Annotated[int, typer.Option(help="Plant that many faults into the evidence, and see that the checks catch each.")] = 0,
@@ -65,8 +78,10 @@ def gate(
             "weights": weights,
             "assets": assets,
             "step": step,
+            "tag": tag,
             "golden": golden,
             "family": family,
+            "drop": drop or [],
             "skip": skip or [],
             "policy": policy,
             "prove": prove,

@@ -47,7 +47,18 @@ def _split_reason(text: str) -> tuple[str, str]:
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
-def _is_text(value: Path | list[Path] | None) -> Path | list[Path] | None:
+def refuse_unprintable(value: Path | list[Path] | None) -> Path | list[Path] | None:
+    """Return paths that a report can show.
+
+    Args:
+        value: what was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: a control character, or one outside every encoding.
+    """
     for path in value if isinstance(value, list) else [value]:
         if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
             raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
@@ -77,8 +88,10 @@ class GateRequest(BaseModel):
         None, description="Folder of the config and tokenizer it must have. Default: --against, if it holds a config."
     )
     step: int | None = Field(None, ge=0, description="Which step of --against, if that is a run's root.")
+    tag: str = Field("", description="Which save of --against, if that holds several under tags (DeepSpeed).")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
+    drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: tensors of --against that the release lacks on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
     policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers, rules for the statistics.")
     prove: int = Field(0, ge=0, le=1000, description="Plant that many faults into the evidence, and see that the checks catch each.")
@@ -92,8 +105,15 @@ class GateRequest(BaseModel):
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(_is_text)
-    _reasons = field_validator("skip")(_has_reason)
+    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(
+        refuse_unprintable
+    )
+    _reasons = field_validator("drop", "skip")(_has_reason)
+
+    @property
+    def drops(self) -> tuple[tuple[str, str], ...]:
+        """(pattern, reason) of source tensors to leave out."""
+        return tuple(_split_reason(text) for text in self.drop)
 
     @property
     def skips(self) -> dict[str, str]:
@@ -107,7 +127,7 @@ class ExportRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Path = Field(
-        description="The checkpoint: a folder written by PyTorch DCP, accelerate, torchtitan or Hugging Face, or a run's root."
+        description="The checkpoint: a folder written by PyTorch DCP, DeepSpeed, accelerate, torchtitan or Hugging Face, or a run's root."
     )
     to: Path = Field(description="Where the release will be. Must not exist.")
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
@@ -115,6 +135,7 @@ class ExportRequest(BaseModel):
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
+    tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")
     also: list[Path] = Field(default_factory=list, description="More roots of the same save, for node-local disks.")
     drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: source tensors to leave out on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
@@ -126,7 +147,7 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(_is_text)
+    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(refuse_unprintable)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property

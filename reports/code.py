@@ -1,4 +1,4 @@
-"""What a finding code is."""
+"""One row of the tables of finding codes."""
 
 from dataclasses import dataclass
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
+from reports.drill_codes import DRILL_CODES
 from reports.model import Finding
 
 _EXPORT_AGAIN = "Export again into an empty folder."
@@ -316,6 +317,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _SENSITIVITY
     | _STATISTICS
     | _POLICY
+    | dict(DRILL_CODES)
 )
 
 

@@ -9,12 +9,13 @@ from reports.model import Change, CheckResult, LogitsComparison, Omission, Witne
 
 @dataclass(frozen=True, slots=True)
 class SourceRef:
-    """A checkpoint as it was when the run began: its digest says whether it still is. `roots` are the resolved folders."""
+    """A checkpoint as it was when the run began: its digest says whether it still is."""
 
     path: Path
     also: tuple[Path, ...]
     step: int | None
     digest: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

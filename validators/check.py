@@ -125,7 +125,7 @@ def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckRe
     started = clock()
     outcome = attempt(lambda: check.examine(evidence))
     if isinstance(outcome, Exception):
-        return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(outcome))
+        return CheckResult(check.name, "errored", seconds=clock() - started, reason=describe_error(outcome))
     return conclude(check.name, outcome, clock() - started)
 
 
@@ -200,8 +200,15 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(folded, key=lambda found: found.severity != "error"))
 
 
-def _describe(error: Exception) -> str:
-    # The last frame tells whoever mends the check where to look; the report has no traceback.
+def describe_error(error: Exception) -> str:
+    """Return what a check's exception says, for a report that has no traceback.
+
+    Args:
+        error: what it raised.
+
+    Returns:
+        Type, the last frame's place, and the first words.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
     words = str(error)

@@ -26,7 +26,7 @@ without the source. **yes**: an error turned the verdict (or, for a fault that i
 
 def _without_reference(evidence: Evidence) -> Evidence:
     parts = None if evidence.parts is None else evidence.parts.assign(relative_error=float("nan"), rounding=float("nan"))
-    return replace(evidence, plan=None, values=None, logits=(), reference=None, parts=parts)
+    return replace(evidence, plan=None, values=None, logits=(), parts=parts, reference=None)
 
 
 def _bytes_alone(evidence: Evidence) -> Evidence:
@@ -84,7 +84,7 @@ def _rows(faults: tuple[Fault, ...], sound: Mapping[str, SoundRelease], scratch:
 
 
 if __name__ == "__main__":
-    from tests.faults.test_faults import FAULTS
+    from tests.faults.planted import FAULTS
 
     PAGE.write_text(render(FAULTS), encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))

@@ -72,6 +72,7 @@ class CheckpointReader(ABC):
     """
 
     name: ClassVar[str]
+    has_tags: ClassVar[bool] = False  # whether one folder may hold several saves, each under a tag
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -88,6 +89,19 @@ class CheckpointReader(ABC):
         Returns:
             The answer and its reason.
         """
+
+    @classmethod
+    def holds_tag(cls, path: Path, tag: str) -> bool:
+        """Say whether `tag` names one of several saves that `path` holds in this format.
+
+        Args:
+            path: a folder.
+            tag: name of a save.
+
+        Returns:
+            False, unless the format keeps saves under tags.
+        """
+        return False
 
     def catalog(self) -> Catalog:
         """Return what the checkpoint holds; no tensor byte is read.

@@ -36,6 +36,7 @@ class ZeroReader(CheckpointReader):
     """
 
     name: ClassVar[str] = "zero"
+    has_tags: ClassVar[bool] = True
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -88,25 +89,24 @@ class ZeroReader(CheckpointReader):
         return self._table.payload(fragment)
 
     def _make_catalog(self) -> Catalog:
-        source = self._source
-        save = locate_save(source, universal=False)
-        files = open_save(source, save)
-        model = find_model(files, str(source.path / save.inner))
-        short = strip_all(model.homes, str(source.path / save.inner))
+        save = locate_save(self._source, universal=False)
+        files = open_save(save)
+        model = find_model(files, save.where)
+        short = strip_all(model.homes, save.where)
         tensors = {short[name]: self._table.add(short[name], home) for name, home in model.homes.items()}
         replicas = [fragment for name, home in model.copies for fragment in self._table.replicas(short[name], home)]
         state_tensors = {key: self._table.add(key, home) for key, home in _state_homes(model, short)}
         return Catalog(
             self.name,
-            str(source.path.absolute()),
-            files.models[0][0].step if files.models[0][0].step is not None else step_of((source.path / save.inner).absolute()),
+            str(save.source.path.absolute()),
+            files.models[0][0].step if files.models[0][0].step is not None else step_of(save.source.path.absolute()),
             MappingProxyType(tensors),
             self._table.builder.build(),
-            (*_state_of(model, short, files), *_root_files(source, save)),
+            (*_state_of(model, short, files), *_root_files(self._source.path, save)),
             digest_files(files.pickles(), files.found),
             sum(file.nbytes for file in files.found),
             tuple(replicas),
-            (*source.notes, *_notes(source, save)),
+            (*save.source.notes, *_notes(self._source.path, save)),
             MappingProxyType(state_tensors),
         )
 
@@ -129,16 +129,18 @@ def _state_of(model: Model, short: Mapping[str, str], files: ZeroFiles) -> list[
     return items + [StateItem(f"client_state.{key}", "object") for key in files.models[0][0].client_keys]
 
 
-def _root_files(source: Source, save: Save) -> list[StateItem]:
-    if not save.inner:
+def _root_files(root: Path, save: Save) -> list[StateItem]:
+    # What the trainer keeps beside the save, such as every rank's random number state.
+    if root == save.source.path:
         return []
-    names = [name for name in list_names(source.path) if any(pattern.match(name) for pattern in TRAINER_FILES)]
-    return [StateItem(name, "object", places=(Locator(name, 0, (source.path / name).stat().st_size),)) for name in names]
+    paths = [root.absolute() / name for name in list_names(root) if any(pattern.match(name) for pattern in TRAINER_FILES)]
+    return [StateItem(path.name, "object", places=(Locator(str(path), 0, path.stat().st_size),)) for path in paths]
 
 
-def _notes(source: Source, save: Save) -> list[str]:
-    notes = [f"save {save.tag} of {source.path.name}"] if save.inner else []
-    beside = HuggingFaceReader.probe(source.path)
-    if beside.matches:
+def _notes(root: Path, save: Save) -> list[str]:
+    if root == save.source.path:
+        return []
+    notes = [f"save {save.tag} of {root.name}"]
+    if HuggingFaceReader.probe(root).matches:
         notes.append("the Hugging Face weights beside the save were not read: the optimizer's fp32 masters are the source")
     return notes

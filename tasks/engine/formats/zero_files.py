@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from reports.errors import FormatError, name_some
 from tasks.engine.containers.torch_pickle import StoredTensor
 from tasks.engine.formats.folders import FoundFile, find_files
-from tasks.engine.formats.reader import Source
 from tasks.engine.formats.zero_names import EXPERT, EXPERT_OPTIM, LAYER, MODEL, OPTIM, RANK, SHARDED_MODEL, NamedFile, Save
 from tasks.engine.formats.zero_states import ModelStates, OptimStates, TorchFile, open_states, read_model_states, read_optim_states
 from tasks.engine.formats.zero_walk import REMEDY
@@ -54,11 +53,10 @@ class ZeroFiles:
         return [file.archive.read("data.pkl") for file in files]
 
 
-def open_save(source: Source, save: Save) -> ZeroFiles:
+def open_save(save: Save) -> ZeroFiles:
     """Open the files of a save.
 
     Args:
-        source: the roots.
         save: which save.
 
     Returns:
@@ -68,28 +66,27 @@ def open_save(source: Source, save: Save) -> ZeroFiles:
         HostilePickleError: a class outside the closed list.
         FormatError: ranks are missing or too many, or a file is damaged.
     """
-    where = str(source.path / save.inner)
     named = save.of_kind(MODEL) or save.of_kind(SHARDED_MODEL)
     if not named:
-        raise FormatError(f"holds no model states, only {name_some(file.name for file in save.files)}", where=where, remedy=REMEDY)
-    opened = _Opened(source, save)
+        raise FormatError(f"holds no model states, only {name_some(file.name for file in save.files)}", where=save.where, remedy=REMEDY)
+    opened = _Opened(save)
     first = read_model_states(opened.find([named[0].name])[0])
     world = _world(opened, save)
     models = opened.models(named, first, world)
     optims = opened.optims(save.of_kind(OPTIM), first.mp_world, world)
-    _refuse_lone_models(models, optims, save, where)
+    _refuse_lone_models(models, optims, save)
     layers, experts = (opened.weights(save.of_kind(kind)) for kind in (LAYER, EXPERT))
     return ZeroFiles(models, optims, layers, experts, tuple(opened.found.values()))
 
 
 class _Opened:
     # Finds files in the roots, once each, and reads them.
-    def __init__(self, source: Source, save: Save) -> None:
-        self._source, self._save = source, save
+    def __init__(self, save: Save) -> None:
+        self._save = save
         self.found: dict[str, FoundFile] = {}
 
     def find(self, names: Sequence[str]) -> list[FoundFile]:
-        found = find_files(self._source, self._save.inner, dict.fromkeys(names, 0), RANK)
+        found = find_files(self._save.source, "", dict.fromkeys(names, 0), RANK)
         self.found |= found
         return [found[name] for name in names]
 
@@ -113,7 +110,7 @@ class _Opened:
         precisions = sorted({file.precision for file in named})
         if len(precisions) > 1:
             raise FormatError(
-                f"optimizer files of two precisions: {name_some(file.name for file in named)}", where=self._where, remedy=STALE
+                f"optimizer files of two precisions: {name_some(file.name for file in named)}", where=self._save.where, remedy=STALE
             )
         stem = "optim_states.pt" if "_optim_" not in named[0].name else "_optim_states.pt"  # old versions leave the underscore out
         names = [[f"{precisions[0]}zero_pp_rank_{dp}_mp_rank_{mp:02d}{stem}" for dp in range(world)] for mp in range(mp_world)]
@@ -131,14 +128,10 @@ class _Opened:
             made.append(WeightFile(file, opened, {str(k): v for k, v in held.items() if isinstance(v, StoredTensor)}))
         return tuple(made)
 
-    @property
-    def _where(self) -> str:
-        return str(self._source.path / self._save.inner)
-
     def _refuse_strangers(self, named: Sequence[NamedFile], names: set[str], world: str) -> None:
         strange = [file.name for file in named if file.name not in names]
         if strange:
-            raise FormatError(f"is a save of {world}, so {name_some(strange)} are of another", where=self._where, remedy=STALE)
+            raise FormatError(f"is a save of {world}, so {name_some(strange)} are of another", where=self._save.where, remedy=STALE)
 
 
 def _world(opened: _Opened, save: Save) -> int:
@@ -150,18 +143,16 @@ def _world(opened: _Opened, save: Save) -> int:
     return max(states.counts, default=1)
 
 
-def _refuse_lone_models(
-    models: tuple[tuple[ModelStates, ...], ...], optims: tuple[tuple[OptimStates, ...], ...], save: Save, where: str
-) -> None:
+def _refuse_lone_models(models: tuple[tuple[ModelStates, ...], ...], optims: tuple[tuple[OptimStates, ...], ...], save: Save) -> None:
     # Only ZeRO-0 has no optimizer files; its model states list no flat groups.
     if not optims and (save.of_kind(SHARDED_MODEL) or any(states.groups for ranks in models for states in ranks)):
         raise FormatError(
             "the model states are of a ZeRO save, but no optimizer file (*_optim_states.pt) is there, and they hold the weights",
-            where=where,
+            where=save.where,
             remedy=REMEDY,
         )
     if save.of_kind(EXPERT_OPTIM) and optims:
-        raise FormatError("holds optimizer files with and without ZeRO: two saves in one folder", where=where, remedy=STALE)
+        raise FormatError("holds optimizer files with and without ZeRO: two saves in one folder", where=save.where, remedy=STALE)
 
 
 def _refuse_mixture(ranks: Sequence[OptimStates]) -> None:

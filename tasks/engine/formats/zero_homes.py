@@ -69,7 +69,6 @@ def find_trained(groups: Sequence[Mapping[str, Shape]], ranks: Sequence[OptimSta
         By name, in the order of the groups.
 
     Raises:
-        CoverageError: a group's vectors are too short.
         FormatError: groups and vectors do not belong together.
     """
     found: dict[str, Trained] = {}
@@ -91,7 +90,6 @@ def trained_of_group(index: int, shapes: Mapping[str, Shape], ranks: Sequence[Op
         By name.
 
     Raises:
-        CoverageError: its vectors are too short.
         FormatError: parameters and vectors do not belong together.
     """
     first = ranks[0]

@@ -48,7 +48,6 @@ def find_model(files: ZeroFiles, where: str) -> Model:
         Homes of all tensors.
 
     Raises:
-        CoverageError: vectors are too short for their parameters.
         FormatError: files that contradict each other, or tensor parallelism.
     """
     _refuse_tensor_parallel(files, where)

@@ -15,7 +15,7 @@ Source: deepspeed 0.19.8, runtime/engine.py (`_get_ckpt_name`, `_get_zero_ckpt_n
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -59,11 +59,16 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save: its folder counted from the source's main root ("" for the root itself), its tag, and its files by name."""
+    """One save: where its folder is, on every root, its tag, and what its files are called."""
 
-    inner: str
+    source: Source
     tag: str
     files: tuple[NamedFile, ...]
+
+    @property
+    def where(self) -> str:
+        """Its folder, for messages."""
+        return str(self.source.path)
 
     def of_kind(self, kind: str) -> list[NamedFile]:
         """Return the files of one kind, in the order of their numbers.
@@ -163,21 +168,25 @@ def locate_save(source: Source, *, universal: bool) -> Save:
             raise FormatError(
                 f"is the save {tag}, not {source.tag}", where=str(source.path), remedy="Leave --tag out, or point at the root."
             )
-        return Save("", tag, _files_of(source, ""))
+        return Save(source, tag, _files_of(source))
     root = find_root(source.path, universal=universal) or ""
     tags = sorted({tag for folder in source.roots for tag in _tags_of(folder, root, universal=universal)})
     tag = source.tag or _latest_tag(source, root, tags, LATEST_UNIVERSAL if universal else LATEST)
     if tag not in tags:
         how = "--tag asks for" if source.tag else f"{LATEST_UNIVERSAL if universal else LATEST} points at"
         raise FormatError(f"{how} {tag!r}, which is no save here; {_saves(tags)}", where=str(source.path / root), remedy=_choose(tags))
-    inner = str(PurePosixPath(root, tag))
-    return Save(inner, tag, _files_of(source, inner))
+    also = tuple(_inside(other, (f"{root}{tag}", tag, "")) for other in source.also)
+    inside = replace(source, path=source.path / root / tag, also=also)
+    return Save(inside, tag, _files_of(inside))
+
+
+def _inside(folder: Path, inners: Sequence[str]) -> Path:
+    # An other node's root may be like the main one, or the folder below it, or the save itself.
+    return next(folder / inner for inner in inners if (folder / inner).is_dir())
 
 
 def _tags_of(folder: Path, root: str, *, universal: bool) -> list[str]:
-    # An other node's root may be the main root's like, or the folder below it.
-    found = next((inner for inner in dict.fromkeys((root, "")) if (folder / inner).is_dir()), "")
-    return list_tags(folder / found, universal=universal)
+    return list_tags(_inside(folder, (root, "")), universal=universal)
 
 
 def _latest_tag(source: Source, root: str, tags: list[str], pointer: str) -> str:
@@ -206,17 +215,16 @@ def _names_a_save(root: Path) -> bool:
     return LATEST in names and "zero_to_fp32.py" in names
 
 
-def _files_of(source: Source, inner: str) -> tuple[NamedFile, ...]:
-    folders = dict.fromkeys(path.parent for path in paths_of(source, inner, "-"))
-    names = sorted({name for folder in folders if folder.is_dir() for name in list_names(folder)})
+def _files_of(source: Source) -> tuple[NamedFile, ...]:
+    names = sorted({name for folder in source.roots if folder.is_dir() for name in list_names(folder)})
     if OFFLOADED_FOLDER in names:
         raise FormatError(
             f"{OFFLOADED_FOLDER} holds optimizer state as NVMe swap files, so the optimizer files lack the real masters and moments",
-            where=str(source.path / inner),
+            where=str(source.path),
             remedy="Save again with the optimizer offloaded to the CPU or not at all.",
         )
     files = [file for name in names if (file := parse_name(name)) is not None]
-    _refuse_two_of_one(files, str(source.path / inner))
+    _refuse_two_of_one(files, str(source.path))
     return tuple(files)
 
 

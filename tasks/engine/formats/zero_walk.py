@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from reports.errors import CoverageError, FormatError
+from reports.errors import FormatError
 
 Shape = tuple[int, ...]
 REMEDY = "Restore the files of all ranks, of this one save, or export another step."
@@ -50,8 +50,8 @@ def walk_slices(group: Group, where: str) -> dict[str, tuple[Extent, ...]]:
         Extents by parameter, in order; of a parameter without elements, none.
 
     Raises:
-        CoverageError: the vectors hold fewer elements than the parameters have.
-        FormatError: they hold more than alignment explains, or the ranks' slices differ in length.
+        FormatError: the vectors hold fewer elements than the parameters have, or more than alignment explains; or the ranks' slices
+            differ in length.
     """
     world = len(group.lengths)
     part = max(group.lengths, default=0)
@@ -70,7 +70,7 @@ def walk_slices(group: Group, where: str) -> dict[str, tuple[Extent, ...]]:
         at += prod(shape) + gap
     held, used = sum(group.lengths), at - (gaps[-1] if gaps else 0)
     if held < used:
-        raise CoverageError(f"{group.name}: its {world} ranks hold {held} of {used} elements", where=where, remedy=REMEDY)
+        raise FormatError(f"{group.name}: its {world} ranks hold {held} of {used} elements", where=where, remedy=REMEDY)
     if held - at >= 2 * world:
         raise FormatError(
             f"{group.name}: {held - at} elements are left over, padding of {world} ranks is less than {2 * world}",

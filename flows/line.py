@@ -1,4 +1,4 @@
-"""Running a flow from the command line: Prefect started beside the imports, a progress bar, the outcome printed, an exit code."""
+"""What the commands share: running a flow with its progress, and showing how it ended. Imports Prefect only inside."""
 
 import gc
 import os
@@ -15,9 +15,18 @@ R = TypeVar("R", bound=BaseModel)
 Line = tuple[Callable[[R], None], Callable[[R], str]]  # what refuses a request at once, and the flow
 
 
+def default_runs() -> Path:
+    """Return where run folders go when nobody says.
+
+    Returns:
+        `$SHARDWRIGHT_RUNS`, else ./runs.
+    """
+    return Path(os.environ.get("SHARDWRIGHT_RUNS", "runs"))
+
+
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Print inside the block to a reader that may close the pipe (`| head -1`): what was done stays done, and so does its exit code.
+    """Let whoever reads our output leave: `| head -1` closes the pipe, what was done stays done, and so does its exit code.
 
     Yields:
         Nothing.
@@ -30,26 +39,17 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def default_runs() -> Path:
-    """Return where run folders go by default.
-
-    Returns:
-        $SHARDWRIGHT_RUNS, else ./runs.
-    """
-    return Path(os.environ.get("SHARDWRIGHT_RUNS", "runs"))
-
-
 def run_flow(request: R, load: Callable[[], Line[R]], *, runs_model: bool, as_json: bool) -> int:
-    """Run a flow, with progress, and print its outcome.
+    """Run a flow, show its outcome.
 
     Args:
         request: what it is asked.
-        load: imports the flow, and what refuses its request at once.
-        runs_model: whether a forward pass will be needed, so that its libraries load at once.
-        as_json: print one JSON object instead of a summary.
+        load: imports what refuses a request at once, and the flow.
+        runs_model: whether it will run a model, whose libraries then load beside the server's start.
+        as_json: whether to print one JSON object.
 
     Returns:
-        The exit code: GREEN, or FAILED when a check failed.
+        The exit code.
     """
     from flows.server import await_prefect, prepare_prefect
 
