@@ -95,7 +95,18 @@ class Quantization:
         Returns:
             Whether a pattern of its ignore list matches.
         """
-        return module in self.ignored or any(self.matches(pattern, module) for pattern in self.ignored)
+        return module in self.ignored or any(self.matches(pattern, module) for pattern in self.ignored if not self.is_plain(pattern))
+
+    def is_plain(self, pattern: str) -> bool:
+        """Return whether a pattern means one module, of exactly its name.
+
+        Args:
+            pattern: of the ignore list.
+
+        Returns:
+            Whether it does.
+        """
+        return _MATCHERS.get(self.method, _matches_name) is _matches_name and not pattern.startswith("re:")
 
     def matches(self, pattern: str, module: str) -> bool:
         """Return whether a pattern means a module, as the method's loader understands patterns.
