@@ -3,19 +3,19 @@
 Exit codes: 0 done; 1 a check on the written release failed, nothing published; 2 the work could not be done (request, assets, source).
 """
 
-import gc
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version as package_version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
+from flows.drill_commands import add_commands
+from flows.gate_command import gate
+from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
 from flows.options import (
     AlsoOption,
     AssetsOption,
@@ -26,7 +26,6 @@ from flows.options import (
     GoldenOption,
     JsonOption,
     MemoryOption,
-    PolicyOption,
     RunsOption,
     SkipOption,
     SourceArg,
@@ -36,12 +35,10 @@ from flows.options import (
 )
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
-from flows.requests import ExportRequest, GateRequest
+from flows.requests import ExportRequest
 from reports.errors import ReleaseError
 
-GREEN, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
-R = TypeVar("R", ExportRequest, GateRequest)
-_Line = tuple[Callable[[R], None], Callable[[R], str]]  # what refuses a request at once, and the flow
+REFUSED, INTERRUPTED = 2, 130
 app = typer.Typer(
     name="shardwright",
     help="Turn sharded training checkpoints into verified release weights.\n\n"
@@ -53,6 +50,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(policy_app)
+app.command()(gate)
+add_commands(app)
 
 
 def main() -> None:
@@ -86,17 +85,6 @@ def _guarded(command: Callable[[], object]) -> int:
     if code == INTERRUPTED:  # which typer makes of Ctrl-C
         print("shardwright: interrupted; the same command goes on from the files already written", file=sys.stderr)
     return code if isinstance(code, int) else GREEN
-
-
-@contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    # `| head -1` closes the pipe: what was done stays done, and so does its exit code.
-    try:
-        yield
-        if sys.stdout is not None:  # closed by `>&-`
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:
@@ -166,7 +154,7 @@ def export(
         "witness_memory": witness_memory,
         "keep_stage": keep_stage,
         "fsync": not no_fsync,
-        "runs": runs or _default_runs(),
+        "runs": runs or default_runs(),
     }
     if clean:
         from flows.cleaning import remove_stages
@@ -183,118 +171,13 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _default_runs() -> Path:
-    return Path(os.environ.get("SHARDWRIGHT_RUNS", "runs"))
-
-
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:
-    def load() -> _Line[ExportRequest]:
+    def load() -> Line[ExportRequest]:
         from flows.export import check_request, export
 
         return check_request, export
 
-    return _run_flow(request, load, runs_model="logits" not in request.skips, as_json=as_json)
-
-
-def _run_flow(request: R, load: Callable[[], _Line[R]], *, runs_model: bool, as_json: bool) -> int:
-    from flows.server import await_prefect, prepare_prefect
-
-    prepare_prefect()
-    with _imports_uncollected():
-        from flows.run import RedVerdictError, watched_by
-        from flows.terminal import ProgressBar
-        from tasks.forward import preload
-
-        check_request, flow = load()
-        check_request(request)
-        if runs_model:
-            preload()
-    await_prefect()
-    try:
-        with ProgressBar(quiet=as_json) as bar, watched_by(bar):
-            page = Path(flow(request))
-    except RedVerdictError as red:
-        _show(red.outcome.paths.html, as_json=as_json, stage=red.outcome.stage)
-        return FAILED
-    _show(page, as_json=as_json, stage=None)
-    return GREEN
-
-
-@contextmanager
-def _imports_uncollected() -> Iterator[None]:
-    # Modules live as long as the process: looking for garbage among them costs a fifth of the imports' time.
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _show(page: Path, *, as_json: bool, stage: Path | None) -> None:
-    from flows.terminal import print_outcome
-    from reports.model import report_from_json
-    from validators.policy import REQUIRED_CHECKS
-
-    report = report_from_json((page.parent / "report.json").read_text(encoding="utf-8"))
-    with _reader_may_leave():
-        print_outcome(report, page.parent, required=REQUIRED_CHECKS, stage=stage, as_json=as_json)
-
-
-@app.command()
-def gate(
-    release: Annotated[Path, typer.Argument(help="The folder of release weights, whoever made it.", show_default=False)],
-    against: Annotated[
-        Path | None,
-        typer.Option(help="The checkpoint it was made from: exact values and logits are compared with it.", show_default=False),
-    ] = None,
-    step: StepOption = None,
-    tag: TagOption = "",
-    golden: GoldenOption = None,
-    family: FamilyOption = "auto",
-    drop: DropOption = None,
-    skip: SkipOption = None,
-    policy: PolicyOption = None,
-    prove: Annotated[int, typer.Option(help="Plant that many faults into the evidence, and see that the checks catch each.")] = 0,
-    workers: Annotated[int, typer.Option(help="Tensors read at a time.")] = 2,
-    witness_memory: MemoryOption = "8GB",
-    junit: Annotated[Path | None, typer.Option(help="Write the results there too, as JUnit XML.", show_default=False)] = None,
-    runs: RunsOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Give one verdict on a finished folder of release weights. Changes nothing in it.
-
-    Without --against and --golden the folder is judged by itself: files, names, shapes, config, tokenizer, values. In a GitHub workflow
-    the summary of the step shows the report. Exit code 0: accepted. 1: a check failed. 2: it could not be judged.
-
-    Example: shardwright gate release/ --against runs/step-3000 --golden golden.safetensors
-    """
-    request = GateRequest.model_validate(
-        {
-            "release": release,
-            "against": against,
-            "step": step,
-            "tag": tag,
-            "golden": golden,
-            "family": family,
-            "drop": drop or [],
-            "skip": skip or [],
-            "policy": policy,
-            "prove": prove,
-            "workers": workers,
-            "witness_memory": witness_memory,
-            "junit": junit,
-            "runs": runs or _default_runs(),
-        }
-    )
-
-    def load() -> _Line[GateRequest]:
-        from flows.gate import check_request, release_gate
-
-        return check_request, release_gate
-
-    runs_model = "logits" not in request.skips and (against is not None or golden is not None)
-    return _run_flow(request, load, runs_model=runs_model, as_json=as_json)
+    return run_flow(request, load, runs_model="logits" not in request.skips, as_json=as_json)
 
 
 @app.command()
@@ -334,22 +217,24 @@ def plan(
         }
     )
     preview = plan_export(request, out)
-    with _reader_may_leave():
+    with reader_may_leave():
         print_plan(preview, as_json=as_json)
     return GREEN
 
 
 @app.command()
 def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
-    """Say what a checkpoint is and holds: format, step, tensors, training state. Reads metadata only.
+    """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
+
+    Reads metadata and the small objects of the training state only.
 
     Example: shardwright inspect runs/step-3000
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    catalog = inspect_checkpoint(source, tuple(also or ()), step, tag)
-    with _reader_may_leave():
-        print_inspection(catalog, as_json=as_json)
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, default_runs())
+    with reader_may_leave():
+        print_inspection(inspection, as_json=as_json)
     return GREEN
 
 
@@ -375,7 +260,7 @@ def demo(
         assets=checkpoint.assets,
         golden=checkpoint.golden,
         dtype="bf16",
-        runs=runs or _default_runs(),
+        runs=runs or default_runs(),
     )
     return _run_export(request, as_json=as_json)
 

@@ -2,16 +2,32 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from flows.terminal import format_bytes
+from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
+from tasks.engine.restoring.facts import gather_facts
 from tasks.engine.tensors.catalog import Catalog, SourceTensor
+from tasks.saves import list_saves
+from validators.drills.inventory import Component, take_inventory
+from validators.drills.readiness import Answer, Surroundings, answer_readiness
 
 _SHOWN = 12
 
 
-def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str) -> Catalog:
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a checkpoint holds, its training-state inventory, and the readiness checklist answered."""
+
+    catalog: Catalog
+    inventory: tuple[Component, ...]
+    answers: tuple[Answer, ...]
+
+
+def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str, runs: Path) -> Inspection:
     """Return what a checkpoint holds.
 
     Args:
@@ -19,30 +35,57 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, t
         also: more roots of the same save.
         step: which step of a run's root.
         tag: which save of a folder that holds several.
+        runs: where run folders are, for the history of drills.
 
     Returns:
-        The catalog.
+        The inspection.
 
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
     """
-    return open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag).catalog()
+    reader = open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag)
+    facts = gather_facts(reader)
+    return Inspection(reader.catalog(), take_inventory(facts), answer_readiness(facts, _look_around(Path(facts.root), runs)))
 
 
-def print_inspection(catalog: Catalog, *, as_json: bool) -> None:
+def _look_around(checkpoint: Path, runs: Path) -> Surroundings:
+    beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
+    kept = tuple(save.step for save in beside.complete() if save.step is not None)
+    nbytes = next((save.nbytes for save in beside.saves if save.path == str(checkpoint)), 0)
+    return Surroundings(kept, beside.interval_seconds(), nbytes, disk_usage(checkpoint).free)
+
+
+def print_inspection(inspection: Inspection, *, as_json: bool) -> None:
     """Print what a checkpoint holds.
 
     Args:
-        catalog: the checkpoint.
+        inspection: the checkpoint.
         as_json: whether to print every tensor as JSON instead.
     """
+    catalog = inspection.catalog
     if as_json:
-        tensors = {name: _describe_tensor(tensor) for name, tensor in catalog.tensors.items()}
-        state = {key: {"kind": "tensor", **_describe_tensor(tensor)} for key, tensor in catalog.state_tensors.items()}
-        state |= {item.fqn: {"kind": item.kind, "shape": item.shape, "dtype": item.dtype} for item in catalog.state}
-        head = {"format": catalog.format, "root": catalog.root, "step": catalog.step, "digest": catalog.digest, "notes": catalog.notes}
-        print(json.dumps({**head, "tensors": tensors, "state": state}))
+        print(json.dumps(_as_json(inspection)))
         return
+    _print_catalog(catalog)
+    print("training state")
+    for part in inspection.inventory:
+        print(f"         {part.name:<22} {part.presence:<9}  {': '.join(filter(None, (part.where, part.detail)))}")
+    print("readiness")
+    for answer in inspection.answers:
+        print(f"         {answer.question}  {answer.answer} ({answer.evidence})")
+
+
+def _as_json(inspection: Inspection) -> dict[str, object]:
+    catalog = inspection.catalog
+    tensors = {name: _describe_tensor(tensor) for name, tensor in catalog.tensors.items()}
+    state = {key: {"kind": "tensor", **_describe_tensor(tensor)} for key, tensor in catalog.state_tensors.items()}
+    state |= {item.fqn: {"kind": item.kind, "shape": item.shape, "dtype": item.dtype} for item in catalog.state}
+    head = {"format": catalog.format, "root": catalog.root, "step": catalog.step, "digest": catalog.digest, "notes": catalog.notes}
+    inventory = [asdict(part) for part in inspection.inventory]
+    return {**head, "tensors": tensors, "state": state, "inventory": inventory, "readiness": [asdict(a) for a in inspection.answers]}
+
+
+def _print_catalog(catalog: Catalog) -> None:
     known = [t for t in catalog.tensors.values() if t.shape is not None]
     print(f"{catalog.root}")
     print(f"format   {catalog.format}" + ("" if catalog.step is None else f", step {catalog.step}"))

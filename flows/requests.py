@@ -47,7 +47,18 @@ def _split_reason(text: str) -> tuple[str, str]:
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
-def _is_text(value: Path | list[Path] | None) -> Path | list[Path] | None:
+def refuse_unprintable(value: Path | list[Path] | None) -> Path | list[Path] | None:
+    """Return paths that a report can show.
+
+    Args:
+        value: what was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: a control character, or one outside every encoding.
+    """
     for path in value if isinstance(value, list) else [value]:
         if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
             raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
@@ -67,7 +78,14 @@ class GateRequest(BaseModel):
 
     release: Path = Field(description="The folder of release weights: any Hugging Face folder of safetensors.")
     against: Path | None = Field(
-        None, description="The checkpoint it was made from, or weights whose values it must have: exact values and logits are compared."
+        None, description="The checkpoint it was made from: exact values and logits are compared. Or another release of the model."
+    )
+    weights: Literal["auto", "same", "retrained"] = Field(
+        "auto",
+        description="Whether the weights must be those of --against. auto: same, unless both manifests name a step and the steps differ.",
+    )
+    assets: Path | None = Field(
+        None, description="Folder of the config and tokenizer it must have. Default: --against, if it holds a config."
     )
     step: int | None = Field(None, ge=0, description="Which step of --against, if that is a run's root.")
     tag: str = Field("", description="Which save of --against, if that holds several under tags (DeepSpeed).")
@@ -77,12 +95,19 @@ class GateRequest(BaseModel):
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
     policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers, rules for the statistics.")
     prove: int = Field(0, ge=0, le=1000, description="Plant that many faults into the evidence, and see that the checks catch each.")
+    stop_early: bool = Field(False, description="Read no tensor if files, config, tokenizer or names already show an error.")
+    changed_since: Path | None = Field(
+        None, description="report.json of an earlier gate: weight files with the same sha256 are not measured again."
+    )
     workers: int = Field(2, ge=1, le=64, description="Tensors read at a time.")
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
+    report: Path | None = Field(None, description="Folder to copy the report's four files to.")
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("release", "against", "golden", "policy", "junit", "runs")(_is_text)
+    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(
+        refuse_unprintable
+    )
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property
@@ -122,7 +147,7 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(_is_text)
+    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(refuse_unprintable)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property

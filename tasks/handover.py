@@ -1,7 +1,7 @@
 """What the tasks hand to each other: paths, digests, names and results. Never tensors, never plans."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
@@ -91,10 +91,11 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A release re-read from disk: paths of a TensorTable and a ValueTable, and the witness that was heard or not."""
+    """A release re-read from disk: paths of a TensorTable, a ValueTable and a PartTable, and the witness that was heard or not."""
 
     tensors: Path
     values: Path
+    parts: Path
     witness: Witness
 
 
@@ -109,17 +110,37 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What an earlier run measured, as far as it still holds: its tables, and the weight files whose bytes are the same."""
+
+    tensors: Path
+    values: Path
+    files: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Referred:
+    """A reference: its folder, what its config's class takes absent fields for, and a TensorTable where it is an earlier release."""
+
+    folder: Path
+    defaults: Mapping[str, object]
+    tensors: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseFacts:
     """All that is known of a finished release: what its checks judge, and what planted faults start from.
 
-    `planned` says how its source would be exported to it, None without a source; `digests` are sha256 by weight file.
+    `planned` says how its source would be exported to it, None without a source; `measured` is None as long as no tensor was read;
+    `digests` are sha256 by weight file; `referred` is a reference beside the source, None without one.
     """
 
     described: Described
-    planned: Planned | None
-    measured: Measured
-    compared: Compared
-    digests: Mapping[str, str]
+    planned: Planned | None = None
+    measured: Measured | None = None
+    compared: Compared = field(default_factory=Compared)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    referred: Referred | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,21 @@ from validators.expectation import Evidence
 from validators.release import MANIFEST_NAME, MARKER_NAME
 
 Judgement = Finding | None  # None: judged and right
-Need = Literal["headers", "folder", "manifest", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
+Need = Literal[
+    "headers",
+    "folder",
+    "manifest",
+    "bytes",
+    "family",
+    "config",
+    "tokenizer",
+    "plan",
+    "values",
+    "logits",
+    "reference_config",
+    "reference_tokenizer",
+    "earlier",
+]
 
 T = TypeVar("T")
 
@@ -83,6 +97,13 @@ NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
         "plan": _NeedRow(lambda evidence: evidence.plan is not None, "no plan"),
         "values": _NeedRow(lambda evidence: evidence.values is not None, "no second reading of the source"),
         "logits": _NeedRow(lambda evidence: bool(evidence.logits), "no logits compared"),
+        "reference_config": _NeedRow(lambda evidence: evidence.reference is not None and bool(evidence.reference.config), "no reference"),
+        "reference_tokenizer": _NeedRow(
+            lambda evidence: evidence.reference is not None and has_tokenizer(evidence.reference.folder), "no reference"
+        ),
+        "earlier": _NeedRow(
+            lambda evidence: evidence.reference is not None and evidence.reference.tensors is not None, "no earlier release"
+        ),
     }
 )
 
@@ -104,7 +125,7 @@ def run(check: Check, evidence: Evidence, clock: Callable[[], float]) -> CheckRe
     started = clock()
     outcome = attempt(lambda: check.examine(evidence))
     if isinstance(outcome, Exception):
-        return CheckResult(check.name, "errored", seconds=clock() - started, reason=_describe(outcome))
+        return CheckResult(check.name, "errored", seconds=clock() - started, reason=describe_error(outcome))
     return conclude(check.name, outcome, clock() - started)
 
 
@@ -179,8 +200,15 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(folded, key=lambda found: found.severity != "error"))
 
 
-def _describe(error: Exception) -> str:
-    # The last frame tells whoever mends the check where to look; the report has no traceback.
+def describe_error(error: Exception) -> str:
+    """Return what a check's exception says, for a report that has no traceback.
+
+    Args:
+        error: what it raised.
+
+    Returns:
+        Type, the last frame's place, and the first words.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
     words = str(error)

@@ -129,5 +129,5 @@ def test_without_family_values_tables_or_tokenizer_the_checks_say_why_they_are_s
         },
     }
     assert {result.check: result.status for result in results if result.status != "skipped"} == dict.fromkeys(
-        ["files", "secrets", "config"], "passed"
+        ["files", "secrets", "config", "quantized"], "passed"
     )

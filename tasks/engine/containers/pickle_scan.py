@@ -41,15 +41,32 @@ def find_fault(content: bytes) -> str:
     Returns:
         A clause; empty when nothing is.
     """
+    return _scan(content)[0]
+
+
+def find_stop(content: bytes) -> int:
+    """Return where a pickle ends.
+
+    Args:
+        content: a pickle in which `find_fault` finds nothing.
+
+    Returns:
+        The byte of its STOP.
+    """
+    return _scan(content)[1]
+
+
+def _scan(content: bytes) -> tuple[str, int]:
+    # What is wrong, and the byte the scan came to.
     at, total = 0, len(content)
     while True:
         match = _FIXED.match(content, at)
         at = match.end() if match else at
         if at >= total:
-            return f"ends at byte {total} without a STOP"
+            return f"ends at byte {total} without a STOP", at
         opcode = content[at]
         if opcode == STOP:
-            return ""
+            return "", at
         if opcode in LENGTH_NBYTES:
             width = LENGTH_NBYTES[opcode]
             end = at + 1 + width + int.from_bytes(content[at + 1 : at + 1 + width], "little")
@@ -58,11 +75,11 @@ def find_fault(content: bytes) -> str:
         elif opcode == LONG_BINPUT:
             end = at + 5
         else:
-            return f"opcode 0x{opcode:02x} at byte {at} is cut short or none that a checkpoint needs"
+            return f"opcode 0x{opcode:02x} at byte {at} is cut short or none that a checkpoint needs", at
         if end > total:
-            return f"opcode at byte {at} needs bytes up to {end} of {total}"
+            return f"opcode at byte {at} needs bytes up to {end} of {total}", at
         if opcode in (LONG_BINPUT, PUT) and not _is_small_index(content[at:end], total):
-            return f"memo index at byte {at} is larger than the pickle"
+            return f"memo index at byte {at} is larger than the pickle", at
         at = end
 
 

@@ -22,11 +22,12 @@ from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_tensor
 from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, SavedObject, SavedTensor
-from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names, paths_of, step_of
+from tasks.engine.formats.folders import FoundFile, digest_files, file_place, find_file, find_files, list_names, paths_of, step_of
 from tasks.engine.formats.optimizer_state import find_slot
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator, SourceTensor, StateItem, TableBuilder
+from validators.drills.record import RECORD_NAME
 
 METADATA_NAME = ".metadata"
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
@@ -157,8 +158,8 @@ class DcpReader(CheckpointReader):
                 except FormatError as error:
                     state.notes.append(f"{name} is not read, the model can be: {error}")
                     left.append(StateItem(name, "object"))
-            elif name != f"{inner}/":
-                left.append(StateItem(name, "object", places=_file_place(self._source.path / name, name)))
+            elif name not in (f"{inner}/", RECORD_NAME):
+                left.append(StateItem(name, "object", places=file_place(self._source.path, name)))
         return left
 
     def _add_optimizer(self, folder: str, state: "State") -> None:
@@ -282,10 +283,6 @@ class State:
                 key = find_slot(item.path, self._parameters)
                 key = f"{OTHER_SLOT}/{item.key}" if key is None or key in self.tensors else key
                 self.tensors[key] = _add_tensor(self._builder, key, item, metadata, files, self.notes)
-
-
-def _file_place(path: Path, name: str) -> tuple[Locator, ...]:
-    return (Locator(name, 0, path.stat().st_size),) if path.is_file() else ()
 
 
 def _inner_folders(names: list[str]) -> list[str]:

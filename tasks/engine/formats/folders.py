@@ -12,6 +12,7 @@ from types import MappingProxyType
 from reports.errors import FormatError, name_some
 from tasks.engine.containers.ranges import unreadable
 from tasks.engine.formats.reader import Source
+from tasks.engine.tensors.catalog import Locator
 
 # Names of a run's step folders; the first group is the step → who writes them so
 STEP_FOLDERS: Mapping[re.Pattern[str], str] = MappingProxyType(
@@ -171,6 +172,20 @@ def find_file(source: Source, inner: str, name: str) -> FoundFile | None:
         shown = str(Path(inner, name)) if path == source.path / inner / name else absolute
         return FoundFile(name, shown, absolute, status.st_size, status.st_mtime_ns)
     return None
+
+
+def file_place(folder: Path, name: str) -> tuple[Locator, ...]:
+    """Return where a file of a checkpoint's folder lies.
+
+    Args:
+        folder: the main root.
+        name: relative path.
+
+    Returns:
+        The whole file; nothing for a folder.
+    """
+    path = folder / name
+    return (Locator(name, 0, path.stat().st_size),) if path.is_file() else ()
 
 
 def digest_files(metadata: Iterable[bytes], files: Iterable[FoundFile]) -> str:

@@ -21,7 +21,7 @@ from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import StoredTensor, collect_tensors, describe
 from tasks.engine.containers.torch_zip import Archive
 from tasks.engine.formats.distributed_pickles import PART_GLOBALS, Part, is_part
-from tasks.engine.formats.folders import FoundFile, digest_files, find_files, list_names, step_of
+from tasks.engine.formats.folders import FoundFile, digest_files, file_place, find_files, list_names, step_of
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.formats.torch_files import TorchTensors, open_torch_file
@@ -126,7 +126,7 @@ class RankFilesReader(CheckpointReader):
             step_of(folder.absolute()),
             MappingProxyType(tensors),
             builder.build(),
-            (*state.values(), *_state_files(folder)),
+            (*state.values(), *_state_files(source.path, inner)),
             digest_files(content, files.values()),
             sum(file.nbytes for file in files.values()),
             tuple(replicas),
@@ -197,8 +197,12 @@ def _rank_files(names: list[str]) -> dict[str, re.Match[str]]:
     return found
 
 
-def _state_files(folder: Path) -> list[StateItem]:
-    return [StateItem(name, "object") for name in list_names(folder) if any(pattern.match(name) for pattern in STATE_FILES)]
+def _state_files(root: Path, inner: str) -> list[StateItem]:
+    return [
+        StateItem(name, "object", places=file_place(root, f"{inner}{name}"))
+        for name in list_names(root / inner)
+        if any(pattern.match(name) for pattern in STATE_FILES)
+    ]
 
 
 def _all_ranks(source: Source, inner: str, where: str) -> list[str]:

@@ -20,7 +20,7 @@ from tasks.engine.containers.ranges import read_whole
 from tasks.engine.containers.safetensors_file import read_safetensors
 from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import collect_tensors, describe, is_tensor
-from tasks.engine.formats.folders import FoundFile, digest_files, find_files, list_names, step_of
+from tasks.engine.formats.folders import FoundFile, digest_files, file_place, find_files, list_names, step_of
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.formats.torch_files import TorchTensors, open_torch_file
@@ -117,7 +117,7 @@ class HuggingFaceReader(CheckpointReader):
         entry, content, weight_map = self._entry(names)
         files = find_files(self._source, "", dict.fromkeys(sorted(set(weight_map.values()) or {entry}), 0))
         self._refuse_strays(names, entry, files)
-        headers, state = [content], [StateItem(name, "object") for name in names if _is_trainer_file(name)]
+        headers, state = [content], [StateItem(name, "object", places=file_place(folder, name)) for name in names if _is_trainer_file(name)]
         found = [tensor for file in files.values() for tensor in self._tensors(file, headers, state)]
         self._agree(weight_map, found, entry)
         short = strip_all((tensor.name for tensor in found), str(folder))

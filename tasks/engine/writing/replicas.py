@@ -40,7 +40,7 @@ def check_replicas(plan: ExportPlan, source: SourceBytes) -> int:
                 row = start + int(np.argwhere((left != right).reshape(left.shape[0], -1).any(axis=1))[0, 0])
                 raise ReplicaError(f"row {row} differs from {alias.of}, yet {alias.because}", where=alias.name, remedy=_TIED_REMEDY)
             compared += left.nbytes
-    return compared + _check_fragments(source)
+    return compared + check_copies(source)
 
 
 _TIED_REMEDY = (
@@ -59,7 +59,18 @@ def _bands(first: Input, second: Input, source: SourceBytes) -> Iterator[tuple[i
         yield start, source.read_rows(first, 0, band, []), source.read_rows(second, 0, band, [])
 
 
-def _check_fragments(source: SourceBytes) -> int:
+def check_copies(source: SourceBytes) -> int:
+    """Compare every replica with the fragment it repeats, bit for bit.
+
+    Args:
+        source: the checkpoint.
+
+    Returns:
+        Bytes compared.
+
+    Raises:
+        ReplicaError: values differ; the message names both places.
+    """
     compared = 0
     for replica in source.catalog.replicas:
         box = Input(replica.fqn, replica.region.offset, replica.region.shape, replica.dtype, replica.region.stop)

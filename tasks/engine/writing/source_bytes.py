@@ -103,7 +103,7 @@ class SourceBytes:
         """
         made: list[Run] = []
         for source in tensor.inputs:
-            found = self._runs_of(source)
+            found = self.runs_of(source)
             if found is None:
                 return None
             for run in found:
@@ -114,7 +114,15 @@ class SourceBytes:
                     made.append(run)
         return made
 
-    def _runs_of(self, source: Input) -> list[Run] | None:
+    def runs_of(self, source: Input) -> list[Run] | None:
+        """Return an input's box as runs, in order, or None when it must be assembled.
+
+        Args:
+            source: a box of a source tensor.
+
+        Returns:
+            Runs whose lengths add up to the box's bytes.
+        """
         itemsize = ITEMSIZE[source.dtype]
         placed: list[tuple[int, Run]] = []
         for fragment in self.overlapping(source.name, source.region):

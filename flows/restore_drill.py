@@ -1,0 +1,198 @@
+"""The drill: can training come back from its newest checkpoint, how long does that take, and how much work would be lost.
+
+Nothing of the run is written to. What was read is recorded in the runs' folder, so that the next drill can compare.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import flow
+
+from flows.drill_requests import DrillRequest
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
+from reports.errors import RequestError
+from reports.model import CheckResult, Report
+from reports.write import write_report
+from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
+from tasks.drill_history import append_history, read_history
+from tasks.engine.formats.readers import check_folder
+from tasks.saves import choose_older
+from validators.drills.drift import list_keys, list_order, spelling_of
+from validators.drills.evidence import Drilled, PastDrill, Save, Step
+from validators.drills.goals import Goals, Numbers
+from validators.drills.log import read_goals, read_log
+from validators.drills.stored import read_stored
+
+RECORDS = "records"  # folder in the runs' folder for the records that drills make
+
+
+class DrillFailedError(RedVerdictError):
+    """A check failed: the run cannot be relied on to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    # What the request's files say.
+    goals: Goals
+    log: tuple[Step, ...]
+    history: tuple[PastDrill, ...]
+
+
+def check_request(request: DrillRequest) -> None:
+    """Raise for what the request alone shows to be wrong.
+
+    Args:
+        request: what to drill.
+
+    Raises:
+        ReleaseError: a path is missing or of the wrong kind, or a file of goals or steps is malformed.
+    """
+    for folder in (request.root, *request.also):
+        check_folder(folder)
+    if request.runs.resolve().is_relative_to(request.root.resolve()):
+        raise RequestError("lies inside the run", where=f"--runs {request.runs}", remedy="Choose another --runs: a drill changes nothing.")
+    for name, path in (("--goals", request.goals), ("--log", request.log)):
+        if path is not None and not path.is_file():
+            raise RequestError("is not a file", where=f"{name} {path}", remedy="Check the path.")
+    _read_asked(request)
+
+
+def _read_asked(request: DrillRequest) -> _Asked:
+    goals = read_goals(request.goals) if request.goals is not None else Goals()
+    log = read_log(request.log) if request.log is not None else ()
+    return _Asked(goals, log, read_history(request.runs, request.root))
+
+
+def drill_line(request: DrillRequest, run: Run) -> Outcome:
+    """Drill a run.
+
+    Args:
+        request: what to drill; `check_request` has passed it.
+        run: how tasks are called, where the report goes.
+
+    Returns:
+        The outcome of a green drill.
+
+    Raises:
+        DrillFailedError: a check failed.
+        ReleaseError: the work could not be done.
+    """
+    asked, root = _read_asked(request), request.root.absolute()
+    call, records = run.runner.call, request.runs.absolute() / RECORDS
+    also = tuple(path.absolute() for path in request.also)
+    found_at = run.phase("find", lambda: call(find_saves, root, also, run.folder))
+    found = read_stored(Found, found_at)
+    drilled = _read_saves(request, run, found, asked.history)
+    sound = [read for _, read in drilled if not read.damage]
+    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run))
+    paths = tuple(path for path, _ in drilled)
+    facts = DrillFacts(request.level, found_at, paths, asked.goals, numbers, asked.log, asked.history, dict(run.environment))
+    results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
+    outcome = _write(request, run, results, sound)
+    for read in sound:
+        keep_record(read, records, dict(run.environment))
+    append_history(request.runs, request.root, _past(run, request, outcome, sound, numbers))
+    if not outcome.verdict.green:
+        raise DrillFailedError(outcome)
+    return outcome
+
+
+def _read_saves(request: DrillRequest, run: Run, found: Found, history: tuple[PastDrill, ...]) -> list[tuple[Path, Drilled]]:
+    # The newest save that can be read whole, those that were tried before it, and an older one.
+    complete = found.complete()
+    tried: list[tuple[Path, Drilled]] = []
+    for save in reversed(complete):
+        tried.append(_read(request, run, save, "read" if not tried else f"read {save.name}"))
+        if not tried[-1][1].damage:
+            older = choose_older(complete, save, history)
+            return [*tried, *([_read(request, run, older, f"read {older.name}")] if older else [])]
+    return tried
+
+
+def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path, Drilled]:
+    records = request.runs.absolute() / RECORDS
+    also = tuple(root / save.name if (root / save.name).is_dir() else root for root in (path.absolute() for path in request.also))
+    path = run.phase(phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers), nbytes_read=save.nbytes)
+    return path, read_stored(Drilled, path)
+
+
+def _rto(run: Run) -> dict[str, float]:
+    # What a restore would wait for: finding the newest save and reading it.
+    return {phase.name: phase.seconds for phase in run.phases if phase.name in ("find", "read", "load", "first step")}
+
+
+def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled]) -> Outcome:
+    chosen = sound[0].save if sound else None
+    report = Report(
+        run_id=run.run_id,
+        kind="drill",
+        action="restorable",
+        subject=str(request.root.absolute()),
+        source=f"{chosen.path} (newest complete save)" if chosen else "no complete save",
+        plan_digest="",
+        results=results,
+        witnesses=(),
+        environment=run.environment,
+        started=run.started,
+        finished=now(),
+        phases=tuple(run.phases),
+    )
+    paths = write_report(report, run.folder)
+    if request.junit is not None:
+        request.junit.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(paths.junit, request.junit)
+    return Outcome(report, paths, report.verdict())
+
+
+def _past(run: Run, request: DrillRequest, outcome: Outcome, drilled: list[Drilled], numbers: Numbers) -> PastDrill:
+    facts = drilled[0].facts if drilled else None
+    return PastDrill(
+        run.run_id,
+        outcome.report.finished,
+        request.level,
+        drilled[0].save.step if drilled else None,
+        outcome.verdict.green,
+        outcome.verdict.line,
+        numbers.rto_seconds,
+        numbers.rpo_seconds,
+        numbers.nbytes,
+        tuple(one.save.name for one in drilled),
+        dict(run.environment),
+        list_keys(facts) if facts else (),
+        list_order(facts) if facts else (),
+        spelling_of(facts) if facts else "",
+    )
+
+
+@flow(name="restore drill", flow_run_name="drill {request.root.name}", validate_parameters=True)
+def restore_drill(request: DrillRequest) -> str:
+    """Prove that training can come back from a run's checkpoints.
+
+    Args:
+        request: what to drill.
+
+    Returns:
+        Path of the HTML report.
+    """
+    try:
+        outcome = run_drill(request, PrefectRunner())
+    except DrillFailedError as red:
+        red.outcome.show()
+        raise
+    outcome.show()
+    return str(outcome.paths.html)
+
+
+def run_drill(request: DrillRequest, runner: Runner) -> Outcome:
+    """Drill a run in a new run folder.
+
+    Args:
+        request: what to drill.
+        runner: how tasks are called.
+
+    Returns:
+        The outcome of a green drill.
+    """
+    check_request(request)
+    return drill_line(request, Run.create("drill", request.runs, runner))

@@ -1,0 +1,99 @@
+"""The finding codes of drills, part of the table in reports.codes."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from reports.code import Code
+
+_SAVING = "Look at the run that wrote this save: its last save did not finish, or was changed afterwards."
+_RESTORE_COPY = "Restore the save from a copy, or rely on the older one."
+_SAVE_ALL = "Make the trainer save it; a resume starts it afresh."
+_RESUME_CODE = "Mend what the trainer restores; the checkpoint itself is sound."
+_ORIGINAL = "Compare with the run that wrote it; if it is as it should be, record it again."
+
+_COMMIT: dict[str, Code] = {
+    "commit.none-complete": Code("no save can be restored", "Restore one from a copy; training cannot come back from what is here."),
+    "commit.uncommitted": Code("a save without its commit marker was passed over", _SAVING, "warning"),
+    "commit.ranks-missing": Code("a save whose metadata names ranks' files that are absent was passed over", _SAVING, "warning"),
+    "commit.cut-short": Code("a save with a file cut short was passed over", _SAVING, "warning"),
+    "commit.overwritten": Code("a save with parts of two saves was passed over", _SAVING, "warning"),
+    "commit.hostile": Code("a save whose pickle asks for what could run was passed over", "Find out who wrote it.", "warning"),
+    "commit.unreadable": Code("a save that no reader accepts was passed over", _SAVING, "warning"),
+    "commit.damaged": Code("bytes of the chosen save are not what its writer recorded", _RESTORE_COPY),
+    "commit.leftover": Code("a temporary or empty file of an interrupted write", "Remove it when nothing writes there.", "warning"),
+    "commit.pointer": Code("the pointer file names another save than the newest complete one", "Point it at that one, or resume by step."),
+}
+
+_COMPONENTS: dict[str, Code] = {
+    "components.model-only": Code("weights without any training state", "Save the optimizer and the rest; this brings back no training."),
+    "components.optimizer-lost": Code(
+        "the optimizer's groups are saved, its moments are not", "Save its state after the first step, by name."
+    ),
+    "components.scheduler": Code("no learning rate schedule, and no step to derive it from", _SAVE_ALL, "warning"),
+    "components.random-numbers": Code("no random number state: dropout and shuffling differ after a resume", _SAVE_ALL, "warning"),
+    "components.data-position": Code("no data position, and no step to derive it from: data is repeated or skipped", _SAVE_ALL),
+    "components.data-derived": Code(
+        "the data position is not saved; it must be derived", "Check that the trainer derives it, with --resume.", "warning"
+    ),
+    "components.train-step": Code("no step counter", _SAVE_ALL, "warning"),
+    "components.scaler": Code("fp16 training without its loss scale", _SAVE_ALL, "warning"),
+}
+
+_STATE: dict[str, Code] = {
+    "state.missing": Code("something that was recorded is no longer in the save", _RESTORE_COPY),
+    "state.unexpected": Code("something is in the save that was not there when it was recorded", _ORIGINAL),
+    "state.changed": Code("values differ from those recorded", _RESTORE_COPY),
+}
+
+_CONSISTENCY: dict[str, Code] = {
+    "consistency.optimizer-restarted": Code(
+        "every parameter's optimizer step is 0 in a run that has trained", "Look at how the optimizer is saved."
+    ),
+    "consistency.optimizer-step": Code(
+        "the optimizer's step is not the trainer's", "Right with skipped or accumulated steps; else look at what is saved when.", "warning"
+    ),
+    "consistency.scheduler-restarted": Code("the schedule is at step 0 in a run that has trained", "Look at how the schedule is saved."),
+    "consistency.scheduler-step": Code(
+        "the schedule's step is not the trainer's", "Right if it counts other units; else look at what is saved when.", "warning"
+    ),
+    "consistency.folder-step": Code(
+        "the folder's name tells another step than the counter inside", "Rename it, if it was copied.", "warning"
+    ),
+    "consistency.tokens": Code("consumed tokens are not steps times tokens per step", "Correct tokens_per_step, or find the lost batches."),
+    "consistency.moment-shape": Code("a moment has another shape than its parameter", "The optimizer was misaligned when it was saved."),
+    "consistency.orphan-moments": Code(
+        "moments of parameters that the model does not have", "Model and optimizer are of two runs or versions."
+    ),
+    "consistency.moments-regrouped": Code(
+        "moments of fused or split parameters: as many values as parameters without moments",
+        "Check that the trainer regroups them.",
+        "warning",
+    ),
+    "consistency.moments-unpaired": Code("parameters with one of Adam's two moments", "Look at how the optimizer is saved."),
+    "consistency.first-moment-zero": Code("every first moment is zero while second moments are not", "The first moments were lost."),
+    "consistency.moments-narrow": Code("16-bit moments of fp32 parameters", "Right only if the optimizer keeps them so.", "warning"),
+}
+
+_OBJECTIVES: dict[str, Code] = {
+    "objectives.rto": Code("recovery takes longer than its target", "Save to faster storage, or raise the target."),
+    "objectives.rpo": Code("more work would be lost than the target allows", "Save more often, or find out why the last saves failed."),
+    "objectives.budget": Code("the saves take more than their budget", "Keep fewer."),
+    "objectives.free-space": Code("the next save may not fit", "Free space, or keep fewer."),
+    "objectives.save-blocks": Code("saves hold training for too much of its time", "Save asynchronously, or less often."),
+    "objectives.interval": Code(
+        "the save interval is far from Young's optimum", "Move it there, unless failures are found late.", "warning"
+    ),
+}
+
+_DRIFT: dict[str, Code] = {
+    "drift.keys": Code(
+        "names changed since the last drill: an upgrade, or another model", "Map the old names before older saves are needed."
+    ),
+    "drift.flattening": Code(
+        "the optimizer's entries are spelled in another way than at the last drill", "Set the flattening option back, or map."
+    ),
+    "drift.parameter-order": Code("the optimizer lists the same parameters in another order", "Restore by name, never by number."),
+    "drift.versions": Code("a framework changed since the last drill", "Drill again at level D3.", "warning"),
+}
+
+DRILL_CODES: Mapping[str, Code] = MappingProxyType(_COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _OBJECTIVES | _DRIFT)

@@ -1,0 +1,65 @@
+"""The history of drills: one JSON line per drill in the runs' folder, appended whole or not at all."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from reports.errors import FormatError
+from validators.drills.evidence import PastDrill
+
+HISTORY_NAME = "drills.jsonl"
+_PAST = TypeAdapter(PastDrill)
+
+
+def append_history(runs: Path, root: Path, past: PastDrill) -> None:
+    """Add one drill.
+
+    Args:
+        runs: where run folders go.
+        root: the run's root that was drilled.
+        past: what it found.
+    """
+    line = json.dumps({"root": str(root.resolve()), **asdict(past)}, sort_keys=True) + "\n"
+    handle = os.open(runs / HISTORY_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        os.write(handle, line.encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
+    """Return earlier drills.
+
+    Args:
+        runs: where run folders go.
+        root: of which run; None for all.
+
+    Returns:
+        Drills, the oldest first.
+
+    Raises:
+        FormatError: a line is none, and is not the last one (which a killed drill may have left half-written).
+    """
+    return tuple(past for where, past in _lines(runs) if root is None or where == str(root.resolve()))
+
+
+def _lines(runs: Path) -> Iterator[tuple[str, PastDrill]]:
+    path = runs / HISTORY_NAME
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            body = json.loads(line)
+            yield str(body.pop("root")), _PAST.validate_python(body)
+        except (ValueError, KeyError, AttributeError, ValidationError):
+            if number == len(lines):
+                return
+            raise FormatError(f"line {number} is no drill", where=str(path), remedy="Remove the line, or move the file away.") from None

@@ -1,0 +1,147 @@
+"""The saves of one training run: which are complete, which are not and why, what is left of interrupted ones. Metadata only."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from reports.errors import FormatError, HostilePickleError
+from tasks.engine.formats.folders import list_steps, step_of
+from tasks.engine.formats.reader import CheckpointReader
+from tasks.engine.formats.readers import READERS, open_checkpoint
+from validators.drills.evidence import PastDrill, Save
+from validators.drills.record import RECORD_NAME
+
+# What a refusal says → what is wrong with the save, one word for machines
+CAUSES: Mapping[re.Pattern[str], str] = MappingProxyType(
+    {
+        re.compile(r"files are missing|ranks? [\d, ]+ lost"): "ranks-missing",
+        re.compile(r"cut short|is cut short"): "cut-short",
+        re.compile(r"\.metadata is missing|index is missing"): "uncommitted",
+        re.compile(r"interrupted"): "overwritten",
+        re.compile(r"holds no model"): "no-model",
+    }
+)
+POINTERS = ("latest", "latest_checkpointed_iteration.txt", "checkpoint_last", "last_checkpoint", "latest.txt")
+_TEMPORARY = re.compile(r"\.(?:tmp|temp|partial|incomplete)$|^tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """All saves under a root, by step, the newest last; `pointer` is what a pointer file beside them names, "" without one."""
+
+    root: Path
+    saves: tuple[Save, ...]
+    pointer: str
+    leftovers: tuple[str, ...]
+
+    def complete(self) -> list[Save]:
+        """Return the saves that can be read.
+
+        Returns:
+            Saves, the oldest first.
+        """
+        return [save for save in self.saves if save.is_complete]
+
+    def interval_seconds(self) -> float:
+        """Return the time between complete saves, as their files tell.
+
+        Returns:
+            The median; 0 with fewer than two.
+        """
+        times = sorted(save.saved_at for save in self.complete())
+        gaps = sorted(late - early for early, late in itertools.pairwise(times))
+        return gaps[len(gaps) // 2] if gaps else 0.0
+
+
+def list_saves(root: Path, also: Sequence[Path] = ()) -> Saves:
+    """Return the saves under a run's root, or the one save that `root` is.
+
+    Args:
+        root: an existing folder.
+        also: more roots of the same saves, for node-local disks.
+
+    Returns:
+        Saves in numeric order of their steps.
+
+    Raises:
+        FormatError: the root cannot be listed.
+    """
+    steps = list_steps(root)
+    if not steps or any(kind.probe(root).matches for kind in READERS):
+        return Saves(root, (_look(root, step_of(root.absolute()), tuple(also)),), "", ())
+    found = []
+    for step in sorted(steps):
+        for name in steps[step]:
+            roots = tuple(other / name if (other / name).is_dir() else other for other in also)
+            found.append(_look(root / name, step, roots))
+    return Saves(root, tuple(found), _pointer(root), tuple(sorted(p.name for p in root.iterdir() if _TEMPORARY.search(p.name))))
+
+
+def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastDrill]) -> Save | None:
+    """Return the save to drill beside the newest: the older one that was drilled least recently.
+
+    Args:
+        complete: saves that can be read, the oldest first.
+        newest: the one chosen already.
+        history: earlier drills, the oldest first.
+
+    Returns:
+        A save; None when there is no older one.
+    """
+    last = {name: number for number, past in enumerate(history) for name in past.drilled}
+    older = complete[: complete.index(newest)]
+    return min(older, key=lambda save: (last.get(save.name, -1), -(save.step or 0)), default=None)
+
+
+def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
+    """Return the reader of a save.
+
+    Args:
+        save: a complete one.
+        also: more roots of it.
+
+    Returns:
+        Its reader.
+
+    Raises:
+        FormatError: it has changed since it was listed.
+    """
+    return open_checkpoint(Path(save.path), also=also)
+
+
+def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
+    cause = refusal = ""
+    try:
+        open_checkpoint(folder, also=also).catalog()
+    except HostilePickleError as error:
+        cause, refusal = "hostile", str(error)
+    except FormatError as error:
+        cause = next((word for pattern, word in CAUSES.items() if pattern.search(error.what)), "damaged")
+        refusal = str(error)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != RECORD_NAME]
+    stats = {path: path.stat() for path in files}
+    empty = [str(path.relative_to(folder)) for path, stat in stats.items() if stat.st_size == 0]
+    temporary = [str(path.relative_to(folder)) for path in files if _TEMPORARY.search(path.name)]
+    return Save(
+        folder.name,
+        str(folder),
+        step,
+        cause,
+        refusal,
+        max((stat.st_mtime for stat in stats.values()), default=0.0),
+        sum(stat.st_size for stat in stats.values()),
+        tuple(sorted({*empty, *temporary})),
+    )
+
+
+def _pointer(root: Path) -> str:
+    for name in POINTERS:
+        path = root / name
+        if path.is_symlink():
+            return path.resolve().name
+        if path.is_file() and path.stat().st_size < 1000:
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+    return ""

@@ -1,0 +1,65 @@
+"""Every planted fault of a run's checkpoints is caught by its code, by no crash, and turns the verdict when its code is an error."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.drill_requests import DrillRequest
+from flows.restore_drill import DrillFailedError, run_drill
+from flows.run import Outcome, PlainRunner
+from reports.codes import CODES
+from reports.drill_codes import DRILL_CODES
+from tests.faults.faults_in_checkpoints import FAULTS, CheckpointFault, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """The sound run."""
+    return make_run(tmp_path_factory.mktemp("sound"))
+
+
+def _drill(root: Path, fault: CheckpointFault | None = None) -> Outcome:
+    options: dict[str, object] = {}
+    if fault and fault.goals:
+        options["goals"] = root.parent / "drill.yaml"
+        options["goals"].write_text(yaml.safe_dump(dict(fault.goals)))
+    if fault and fault.log:
+        options["log"] = root.parent / "run.log.jsonl"
+    try:
+        return run_drill(DrillRequest.model_validate({"root": root, "runs": root.parent / "runs", **options}), PlainRunner())
+    except DrillFailedError as red:
+        return red.outcome
+
+
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
+def test_fault_is_caught_by_its_code(fault, run, tmp_path):
+    root = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.copy(run.parent / "run.log.jsonl", tmp_path)
+    if fault.drilled_before:
+        assert _drill(root).verdict.green
+    fault.plant(root)
+    outcome = _drill(root, fault)
+    assert [f"{r.check}: {r.reason}" for r in outcome.report.results if r.status == "errored"] == []
+    found = {finding.code: result for result in outcome.report.results for finding in result.findings}
+    assert fault.code in found
+    assert found[fault.code].check == fault.code.split(".")[0]
+    if CODES[fault.code].severity == "error":
+        assert not outcome.verdict.green
+
+
+def test_the_sound_run_is_green_without_a_word(run, tmp_path):
+    root = Path(shutil.copytree(run, tmp_path / "run"))
+    for _ in range(2):
+        outcome = _drill(root)
+        assert (outcome.verdict.green, [f for r in outcome.report.results for f in r.findings]) == (True, [])
+
+
+@pytest.mark.parametrize("code", sorted(DRILL_CODES))
+def test_each_code_of_drills_has_a_planted_fault(code):
+    assert code in {fault.code for fault in FAULTS}
+
+
+def test_names_of_faults_are_unique():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)

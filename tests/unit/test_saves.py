@@ -1,0 +1,59 @@
+"""The saves of a run: numeric order, what is complete, and one word for what is wrong with the others."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.saves import list_saves
+from tests.builders.dcp import save_alone
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for step in (900, 9900, 10000):
+        save_alone({"model": {"a": torch.ones(4, 3)}}, tmp_path / "run" / f"step-{step}")
+    return tmp_path / "run"
+
+
+def test_steps_are_ordered_as_numbers(root):
+    assert [save.step for save in list_saves(root).saves] == [900, 9900, 10000]
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (lambda folder: (folder / ".metadata").unlink(), "uncommitted"),
+        (lambda folder: (folder / "__0_0.distcp").unlink(), "ranks-missing"),
+        (lambda folder: (folder / "__0_0.distcp").write_bytes(b"PK"), "cut-short"),
+        (lambda folder: (folder / ".metadata").write_bytes(b"\x80\x04"), "cut-short"),
+        (lambda folder: shutil.copy(folder / ".metadata", folder / ".metadata.tmp"), "overwritten"),
+        (lambda folder: (folder / ".metadata").write_bytes(b"cos\nsystem\n."), "hostile"),
+    ],
+)
+def test_what_is_wrong_with_a_save_has_a_word(root, damage, cause):
+    damage(root / "step-10000")
+    saves = list_saves(root)
+    assert [save.step for save in saves.complete()] == [900, 9900]
+    assert (saves.saves[-1].cause, "step-10000" in saves.saves[-1].refusal) == (cause, True)
+
+
+def test_what_interrupted_writers_left_is_listed(root):
+    (root / "step-900" / "__1_0.distcp").touch()
+    (root / "step-900" / "weights.tmp").write_bytes(b"x")
+    (root / "step-11000.tmp").mkdir()
+    saves = list_saves(root)
+    assert saves.saves[0].leftovers == ("__1_0.distcp", "weights.tmp")
+    assert saves.leftovers == ("step-11000.tmp",)
+
+
+def test_a_pointer_beside_the_saves_is_read(root):
+    (root / "latest").write_text("step-9900\n")
+    assert list_saves(root).pointer == "step-9900"
+
+
+def test_one_save_alone_is_a_run_of_one(root):
+    saves = list_saves(root / "step-900")
+    assert [(save.name, save.step) for save in saves.saves] == [("step-900", 900)]
+    assert saves.interval_seconds() == 0

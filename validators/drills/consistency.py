@@ -1,0 +1,162 @@
+"""D2: the components of a save belong to one moment of one run, and to each other."""
+
+from collections.abc import Iterator
+from math import prod
+
+from reports.codes import finding
+from reports.errors import name_some
+from reports.model import Finding, Measure
+from validators.check import Outcome
+from validators.drills.check import DrillCheck, Skip
+from validators.drills.evidence import Drilled, DrillEvidence
+from validators.drills.facts import Entry, Scalar, StateFacts
+from validators.drills.goals import Goals
+
+_TRAIN_STEPS = (
+    "train_state.step",
+    "train_state.global_step",
+    "trainer.global_step",
+    "trainer_state.json.global_step",
+    "global_step",
+    "iteration",
+)
+_SCHEDULER_STEPS = ("last_epoch", "num_steps")
+_TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens", "num_input_tokens_seen")
+_NARROW = frozenset({"BF16", "F16", "F8_E4M3", "F8_E5M2"})
+
+
+def examine(evidence: DrillEvidence) -> Outcome | Skip:
+    """Judge each chosen save against itself.
+
+    Args:
+        evidence: what the drill saw.
+
+    Returns:
+        Findings, and the newest save's counters as measures.
+    """
+    if evidence.newest is None:
+        return Skip("no complete save")
+    findings = [f for drilled in evidence.sound for f in (*_steps(drilled), *_tokens(drilled, evidence.goals), *_moments(drilled))]
+    examined = sum(len(d.facts.entries) for d in evidence.sound)
+    return Outcome(tuple(findings), examined, _counters(evidence.newest.facts))
+
+
+def train_step(facts: StateFacts) -> int | None:
+    """Return the step that the trainer's own counter tells.
+
+    Args:
+        facts: what the save says.
+
+    Returns:
+        The counter, else None.
+    """
+    found = [value for key in _TRAIN_STEPS for value in _ending(facts, key)]
+    return found[0] if found else None
+
+
+def _ending(facts: StateFacts, name: str) -> list[int]:
+    values = [value for key, value in facts.values.items() if key == name or key.endswith(f".{name}")]
+    return [int(value) for value in values if _is_count(value)]
+
+
+def _is_count(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
+
+
+def _optimizer_steps(facts: StateFacts) -> list[int]:
+    return [int(value) for key, value in facts.values.items() if key.startswith("step/") and _is_count(value)]
+
+
+def _scheduler_steps(facts: StateFacts) -> list[int]:
+    return [value for name in _SCHEDULER_STEPS for value in _ending(facts, name)]
+
+
+def _counters(facts: StateFacts) -> dict[str, Measure]:
+    counters = {
+        "train step": train_step(facts),
+        "optimizer step": max(_optimizer_steps(facts), default=None),
+        "scheduler step": max(_scheduler_steps(facts), default=None),
+        "folder's step": facts.step,
+        "tokens": next((v for name in _TOKENS for v in _ending(facts, name)), None),
+    }
+    return {name: value for name, value in counters.items() if value is not None}
+
+
+def _steps(drilled: Drilled) -> Iterator[Finding]:
+    facts, where = drilled.facts, drilled.save.name
+    trained = train_step(facts)
+    optimizer, scheduler = _optimizer_steps(facts), _scheduler_steps(facts)
+    if trained and optimizer and max(optimizer) == 0:
+        yield finding("consistency.optimizer-restarted", where, expected=f"step {trained}", found="step 0 of every parameter")
+    elif trained is not None and optimizer and max(optimizer) != trained:
+        yield finding("consistency.optimizer-step", where, expected=f"step {trained}", found=f"step {max(optimizer)}")
+    if trained and scheduler and max(scheduler) == 0:
+        yield finding("consistency.scheduler-restarted", where, expected=f"step {trained}", found="step 0")
+    elif trained is not None and scheduler and trained not in scheduler:
+        yield finding("consistency.scheduler-step", where, expected=f"step {trained}", found=f"step {max(scheduler)}")
+    if trained is not None and facts.step is not None and trained != facts.step:
+        yield finding(
+            "consistency.folder-step", where, expected=f"step {trained}, as its counter says", found=f"step {facts.step} in its name"
+        )
+
+
+def _tokens(drilled: Drilled, goals: Goals) -> Iterator[Finding]:
+    trained = train_step(drilled.facts)
+    tokens = next((value for name in _TOKENS for value in _ending(drilled.facts, name)), None)
+    if goals.tokens_per_step and trained and tokens is not None and tokens != trained * goals.tokens_per_step:
+        expected = f"{trained} steps of {goals.tokens_per_step} tokens: {trained * goals.tokens_per_step}"
+        yield finding("consistency.tokens", drilled.save.name, expected=expected, found=str(tokens))
+
+
+def _moments(drilled: Drilled) -> Iterator[Finding]:
+    facts, where = drilled.facts, drilled.save.name
+    model = {entry.key: entry for entry in facts.of_role("model")}
+    slots = {name: entries for name, entries in facts.slots().items() if name != "step" and any(e.numel > 1 for e in entries)}
+    for entries in slots.values():
+        yield from _fit(where, entries, model)
+    yield from _same_parameters(where, slots)
+    yield from _first_moment(where, slots)
+    narrow = sorted({e.parameter for name, es in slots.items() if name != "master" for e in es if _is_narrower(e, model)})
+    if narrow:
+        yield finding(
+            "consistency.moments-narrow", f"{where}: {name_some(narrow, 3)}", expected="fp32, as the parameters are", found="16 bits"
+        )
+
+
+def _is_narrower(entry: Entry, model: dict[str, Entry]) -> bool:
+    return entry.dtype in _NARROW and entry.parameter in model and model[entry.parameter].dtype == "F32"
+
+
+def _fit(where: str, entries: list[Entry], model: dict[str, Entry]) -> Iterator[Finding]:
+    # Moments have their parameter's shape. Factored ones (Adafactor) have fewer dims, which is no misfit.
+    orphans = [entry for entry in entries if entry.parameter not in model]
+    for entry in entries:
+        whole = model.get(entry.parameter)
+        if whole is not None and len(entry.shape) == len(whole.shape) and entry.shape != whole.shape and entry.numel > 1:
+            yield finding("consistency.moment-shape", f"{where}: {entry.key}", expected=str(whole.shape), found=str(entry.shape))
+    if orphans:
+        held = {entry.parameter for entry in entries}
+        without = sum(prod(entry.shape) for key, entry in model.items() if key not in held)
+        is_regrouped = sum(entry.numel for entry in orphans) == without
+        code = "consistency.moments-regrouped" if is_regrouped else "consistency.orphan-moments"
+        where = f"{where}: {name_some((entry.key for entry in orphans), 3)}"
+        yield finding(code, where, expected="a parameter of this name", found=f"{len(orphans)} moments whose parameter the model has not")
+
+
+def _same_parameters(where: str, slots: dict[str, list[Entry]]) -> Iterator[Finding]:
+    moments = {name: {entry.parameter for entry in entries} for name, entries in slots.items() if name in ("exp_avg", "exp_avg_sq")}
+    if len(moments) == 2 and moments["exp_avg"] != moments["exp_avg_sq"]:
+        odd = name_some(moments["exp_avg"] ^ moments["exp_avg_sq"], 3)
+        yield finding("consistency.moments-unpaired", f"{where}: {odd}", expected="both moments of each parameter", found="one of the two")
+
+
+def _first_moment(where: str, slots: dict[str, list[Entry]]) -> Iterator[Finding]:
+    # One parameter's first moment may have decayed to zero; that of every parameter cannot while the second has not.
+    first = {entry.parameter: entry for entry in slots.get("exp_avg", ())}
+    second = {entry.parameter for entry in slots.get("exp_avg_sq", ()) if entry.digest and not entry.is_zero}
+    alive = second & first.keys()
+    if alive and all(first[name].is_zero for name in alive):
+        yield finding("consistency.first-moment-zero", where, expected="first moments of trained parameters", found="zeros everywhere")
+
+
+CHECK = DrillCheck("consistency", "D2", examine)
