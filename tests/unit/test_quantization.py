@@ -40,6 +40,10 @@ def _compressed(form: str, weights: object, **more: object) -> dict:
         (_compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), Scheme("", "nvfp4-pack-quantized")),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Scheme("fp8 blocks", "fp8 blocks", "float", 8, (128, 128))),
         ({"quant_method": "fbgemm_fp8"}, Scheme("fp8 tensors", "fp8 tensors", "float", 8, (0, 0))),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static"},
+            Scheme("fp8 tensors", "fp8 tensors", "float", 8, (0, 0), has_input_scale=True),
+        ),
     ],
 )
 def test_scheme_is_what_the_config_says(said, scheme):
