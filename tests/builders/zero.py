@@ -149,17 +149,18 @@ def write_zero(root: Path, zero: Zero) -> Path:
     with deepspeed_classes():
         for rank in range(zero.world):
             if zero.stage == 3:
-                torch.save(_model_states(zero, rank), folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+                torch.save(model_states(zero, rank), folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
             elif rank == 0:
-                torch.save(_model_states(zero, 0), folder / "mp_rank_00_model_states.pt")
+                torch.save(model_states(zero, 0), folder / "mp_rank_00_model_states.pt")
             prefix = "bf16_" if zero.dtype == torch.bfloat16 else ""
             name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00{'' if zero.old else '_'}optim_states.pt"
             if zero.stage:
-                torch.save({"optimizer_state_dict": _optimizer(zero, rank), "ds_config": {}, "ds_version": "0.19.8"}, folder / name)
+                torch.save({"optimizer_state_dict": optimizer_state(zero, rank), "ds_config": {}, "ds_version": "0.19.8"}, folder / name)
     return folder
 
 
-def _model_states(zero: Zero, rank: int) -> dict[str, object]:
+def model_states(zero: Zero, rank: int) -> dict[str, object]:
+    """What a rank's file of model states holds."""
     weights = {name: value.to(zero.dtype) for name, value in {**zero.masters, **zero.frozen}.items()}
     module: Tensors = {**zero.buffers, **weights}
     module |= {alias: module[stored] for alias, stored in zero.aliases.items()}
@@ -189,7 +190,8 @@ def _model_states(zero: Zero, rank: int) -> dict[str, object]:
     }
 
 
-def _optimizer(zero: Zero, rank: int) -> dict[str, object]:
+def optimizer_state(zero: Zero, rank: int) -> dict[str, object]:
+    """What a rank's optimizer file holds of the optimizer."""
     step: object = zero.steps if zero.int_steps else torch.tensor(float(zero.steps))
     if zero.stage == 3:
         vectors = [_sharded(zero, group, rank, None) for group in zero.order]
