@@ -125,7 +125,7 @@ def measure(
             pool.shutdown(cancel_futures=True)
     tensors = pd.DataFrame([row for row, _ in rows], columns=list(TensorTable.to_schema().columns))
     values = pd.DataFrame([row for _, row in rows if row is not None], columns=list(ValueTable.to_schema().columns))
-    parts = pd.DataFrame(measure_parts(release, witness), columns=list(PartTable.to_schema().columns))
+    parts = pd.DataFrame(measure_parts(release, witness, workers), columns=list(PartTable.to_schema().columns))
     return Measurement(TensorTable.validate(tensors), ValueTable.validate(values), PartTable.validate(parts), said)
 
 

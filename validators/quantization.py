@@ -302,7 +302,9 @@ def _parse_fp8(settings: Mapping[str, object]) -> _Declared:
     layout: LayoutName = "fp8 tensors" if sizes is None else "fp8 blocks"
     block = (0, 0) if sizes is None else _two_sizes("weight_block_size", sizes)
     ignored = _texts("modules_to_not_convert", settings.get("modules_to_not_convert") or settings.get("ignored_layers"))
-    return _Declared((Group((_LINEAR,), Scheme(layout, layout, "float", 8, block)),), ignored)
+    is_static = sizes is None and settings.get("activation_scheme") == "static"
+    scheme = Scheme(layout, layout, "float", 8, block, has_input_scale=is_static)
+    return _Declared((Group((_LINEAR,), scheme),), ignored)
 
 
 def _parse_unknown(settings: Mapping[str, object]) -> _Declared:

@@ -278,3 +278,20 @@ def test_layers_left_whole_on_purpose_pass(sound, tmp_path):
     edit_tensors(made.folder, change)
     edit_json(made.folder / "config.json", lambda value: value["quantization_config"]["ignore"].append(r"re:model\.layers\.1\..*"))
     assert _findings(judge_all(gather(made.folder, made.source, made))) == []
+
+
+@pytest.mark.parametrize("per", ["tensor", "row"])
+def test_fp8_with_one_scale_per_tensor_or_row_passes(per, sound, tmp_path):
+    made = quantize_release(sound["dense"], "fp8_tensor" if per == "tensor" else "fp8_channel", tmp_path / "release")
+    said = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    if per == "row":
+        said = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}
+
+    def change(held):
+        for name in [name for name in held if name.endswith("weight_scale")]:
+            if per == "tensor":
+                held.update({name: held[name].reshape(()), name.replace("weight_scale", "input_scale"): torch.tensor(0.5)})
+
+    edit_tensors(made.folder, change)
+    set_fields(made.folder / "config.json", quantization_config=said)
+    assert _findings(judge_all(gather(made.folder, made.source, made))) == []
