@@ -24,14 +24,18 @@ from validators.tables import format_shape
 _BAND_NUMEL = 1 << 20
 _MAX_SHAPE_DIMS = 8  # a part that writes a shape down is no longer
 # Torch's name of the dtypes that parts may have.
+_SCALES: Mapping[str, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E8M0": torch.float8_e8m0fnu,  # powers of two
+}
 DTYPES: Mapping[str, torch.dtype] = {
+    **_SCALES,
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
     "I32": torch.int32,
     "I64": torch.int64,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
 }
 
 
@@ -90,13 +94,10 @@ def measure_parts(release: Release, witness: SecondPath | None) -> list[dict[str
         for tensor in release.stored()
         if tensor.name in said.encoded and _is_intact(tensor, sizes[tensor.file] - starts[tensor.file])
     }
-    rows = [_scale_row(stored[name]) for name in said.cache if name in stored and stored[name].tensor.dtype in _FLOATS]
+    rows = [_scale_row(stored[name]) for name in said.cache if name in stored and stored[name].tensor.dtype in _SCALES]
     for weight in said.weights.values():
         rows += _weight_rows(weight, stored, witness)
     return list({row["name"]: row for row in rows}.values())  # what k_proj puts out has a scale of the weight's and of the cache's
-
-
-_FLOATS = frozenset({"BF16", "F16", "F32"})
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
@@ -133,7 +134,7 @@ def _weight_rows(weight: QuantizedWeight, stored: Mapping[str, _Stored], witness
         part, kind = stored.get(tensor.name), kinds.get(suffix, "other")
         if part is None:
             continue
-        if kind == "scale" and tensor.dtype in _FLOATS:
+        if kind == "scale" and tensor.dtype in _SCALES:
             rows.append(_scale_row(part))
         elif kind == "zero" and (zeros := _zero_points(part, weight.scheme)) is not None:
             rows.append(_row(part, low=float(zeros.min()), high=float(zeros.max())))
@@ -152,8 +153,8 @@ def _row(part: _Stored, **measured: object) -> dict[str, object]:
 
 def _scale_row(part: _Stored) -> dict[str, object]:
     low, high, nonfinite = math.inf, -math.inf, 0
-    for values in part.pieces():
-        finite = values[torch.isfinite(values)].to(torch.float64)
+    for values in (piece.to(torch.float64) for piece in part.pieces()):
+        finite = values[torch.isfinite(values)]
         nonfinite += values.numel() - finite.numel()
         if finite.numel():
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))

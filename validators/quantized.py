@@ -232,10 +232,12 @@ def _judge_ignored(evidence: Evidence, said: Quantization) -> Iterator[Finding]:
     modules = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
     absent = {alias.rpartition(".")[0] for _, alias in evidence.expected.tied} if evidence.expected is not None else {"lm_head"}
     for pattern in said.ignored:
-        if pattern in absent or any(said.matches(pattern, module) for module in modules):
+        is_class, is_plain = pattern[:1].isupper(), said.is_plain(pattern)
+        if is_class or pattern in absent or pattern in modules:
             continue
-        is_name = said.method == "compressed-tensors" and not pattern.startswith("re:")
-        code = "quantized.ignore-unmatched" if is_name else "quantized.pattern-unmatched"
+        if not is_plain and any(said.matches(pattern, module) for module in modules):
+            continue
+        code = "quantized.ignore-unmatched" if is_plain else "quantized.pattern-unmatched"
         yield finding(code, f"{_WHERE}.ignore", expected="a module of this release", found=pattern)
 
 
