@@ -77,7 +77,8 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
 
 def refer_to(folder: Path, *, retrained: bool = False) -> Reference:
     """Return a folder as a reference."""
-    config, generation = (json.loads((folder / name).read_text()) for name in ("config.json", "generation_config.json"))
+    paths = [folder / name for name in ("config.json", "generation_config.json")]
+    config, generation = (json.loads(path.read_text()) if path.is_file() else {} for path in paths)
     defaults = transformers.CONFIG_MAPPING[config["model_type"]]().to_dict()
     return Reference(
         folder, config, generation, defaults, measure(folder, plan_path=None, source_roots=(), workers=1).tensors if retrained else None
