@@ -179,7 +179,7 @@ def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, ob
                 if rows is not None:
                     rows.add(found, box, tally.zeros - zeros)
                 if source is not None:
-                    difference.add(found, source, squares, partial(_flat_index, box, job.tensor.shape))
+                    difference.add(found, source, squares, partial(flat_index, box, job.tensor.shape))
     compared = comparable and job.intact
     row = _tensor_row(job, tally, difference.relative_error if compared else math.nan)
     row |= {"sample": sample.text, "repeated": rows.text if rows is not None and job.intact else ""}
@@ -204,8 +204,16 @@ def _pieces(job: _Job, witness: SecondPath | None) -> Iterator[tuple[Box, torch.
         yield from ((piece.box, piece.values) for piece in witness.pieces(job.tensor.name, _PIECE_NUMEL))
 
 
-def _flat_index(box: Box, shape: tuple[int, ...]) -> Indices:
-    # The flat index in the tensor of each element of the box, in C order.
+def flat_index(box: Box, shape: tuple[int, ...]) -> Indices:
+    """Return the flat index in a tensor of each element of a box.
+
+    Args:
+        box: of the tensor.
+        shape: the tensor's.
+
+    Returns:
+        Indices, in the box's C order.
+    """
     axes = [np.arange(o, o + n, dtype=np.int64) * prod(shape[d + 1 :]) for d, (o, n) in _dims(box)]
     return np.asarray(sum(np.ix_(*axes)) if axes else 0, dtype=np.int64).reshape(-1)
 

@@ -79,10 +79,11 @@ def test_the_second_path_derives_the_same_weights(zero):
         stored = decode_source("zero", (write_zero(Path(folder), zero),))
         assert set(stored) == set(zero.truth)
         for name, value in zero.truth.items():
-            assert same_bytes(_gather(stored, name, value), value), name
+            assert same_bytes(gather(stored, name, value), value), name
 
 
-def _gather(stored: Stored, name: str, value: torch.Tensor) -> torch.Tensor:
+def gather(stored: Stored, name: str, value: torch.Tensor) -> torch.Tensor:
+    """A tensor put together from the second path's boxes."""
     whole, filled = torch.empty_like(value), 0
     for box in stored[name]:
         with box.open() as read:
