@@ -96,7 +96,8 @@ def _run_rank(rank: int, world: int, folder: str, work: Callable[[int, int], A],
 
     die_with_parent()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    if kind is WorldAnswer:
+        torch.set_num_threads(1)  # in a resume they are the user's: sums depend on their number
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     path = Path(folder) / f"rank-{rank}.json"
 

@@ -9,6 +9,7 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -47,7 +48,7 @@ class CaseRun:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
         model, optim = get_state_dict(self.model, self.optimizer, options=StateDictOptions(flatten_optimizer_state_dict=self.flatten))
-        rng = pickle.dumps({"torch": torch.get_rng_state(), "python": random.getstate()})
+        rng = pickle.dumps({"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()})
         return {
             "model": model,
             "optim": optim,
@@ -70,6 +71,7 @@ class CaseRun:
         rng = pickle.loads(state["rng"][f"rank_{self.rank}"])
         torch.set_rng_state(rng["torch"])
         random.setstate(rng["python"])
+        np.random.set_state(rng["numpy"])
 
     def next_batch(self) -> torch.Tensor:
         """Return the next batch of this rank."""
