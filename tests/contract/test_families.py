@@ -121,7 +121,7 @@ def test_every_naming_makes_every_target_from_sources_of_its_own_names(family):
     config = _config(model_type, {"tie_word_embeddings": False, **({"num_key_value_heads": 2} if model_type != "gpt2" else {})}).to_dict()
     dims = family.dims(config)
     expected = family.expectation(dims)
-    for naming, rows in [(naming, rows) for naming in family.namings for rows in (naming.rows, naming.rows[::-1])]:
+    for naming, rows in [(each, rows) for each in family.namings for rows in (each.rows, each.rows[::-1])]:
         sources = _sources_of(rows, expected.shapes, dims.sizes)
         if len(sources) == 0:
             continue
