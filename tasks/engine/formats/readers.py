@@ -15,6 +15,7 @@ from tasks.engine.formats.dcp_hf import DcpSafetensorsReader
 from tasks.engine.formats.folders import list_names, list_steps, step_of
 from tasks.engine.formats.fsdp1_ranks import RankFilesReader
 from tasks.engine.formats.hf import HuggingFaceReader
+from tasks.engine.formats.megatron import MegatronReader
 from tasks.engine.formats.reader import CheckpointReader, Source
 from tasks.engine.formats.universal import UniversalReader
 from tasks.engine.formats.zero import ZeroReader
@@ -24,6 +25,7 @@ READERS: tuple[type[CheckpointReader], ...] = (
     DcpReader,
     ZeroReader,  # before the weights that a Trainer writes beside it
     UniversalReader,
+    MegatronReader,
     HuggingFaceReader,
     DcpSafetensorsReader,
     RankFilesReader,
