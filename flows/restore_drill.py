@@ -4,6 +4,7 @@ Nothing of the run is written to. What was read is recorded in the runs' folder,
 """
 
 import shutil
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,10 @@ from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record,
 from tasks.drill_history import append_history, read_history
 from tasks.engine.formats.readers import check_folder
 from tasks.restore import choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
+from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.drift import list_keys, list_order, spelling_of
-from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Save, Step
+from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
 from validators.drills.log import read_goals, read_log
 from validators.drills.stored import read_stored
@@ -98,11 +100,13 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
     numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real))
+    tried = _sabotage(run, found, sound) if sound and request.reach != "D1" and not request.also else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
         *(request.reach, found_at, paths, asked.goals, numbers, asked.log, asked.history, versions),
         restored=real.restored,
         resumed=real.resumed,
+        sabotage=tried,
         reasons=real.reasons,
     )
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
@@ -132,6 +136,13 @@ def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path
     also = tuple(root / save.name if (root / save.name).is_dir() else root for root in (path.absolute() for path in request.also))
     path = run.phase(phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers), nbytes_read=save.nbytes)
     return path, read_stored(Drilled, path)
+
+
+def _sabotage(run: Run, found: Found, sound: list[Drilled]) -> tuple[Sabotage, ...]:
+    newest = sound[0].save
+    older = [save for save in found.complete() if (save.step or 0) < (newest.step or 0)]
+    with tempfile.TemporaryDirectory(dir=run.folder) as scratch:
+        return run.phase("sabotage", lambda: run.runner.call(sabotage, newest, older[-1] if older else None, Path(scratch)))
 
 
 def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]], log: tuple[Step, ...]) -> Real:

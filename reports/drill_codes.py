@@ -104,6 +104,13 @@ _RESUME: dict[str, Code] = {
     "resume.loss": Code("a loss is not the one logged, bit for bit", "Look at the other findings first; else at what else is random."),
 }
 
+_NEGATIVE: dict[str, Code] = {
+    "negative.not-refused": Code("a damaged copy of the save was taken for a complete one", "Do not rely on this drill: report it."),
+    "negative.no-fallback": Code(
+        "beside a damaged copy another save was chosen than the one before", "Do not rely on this drill: report it."
+    ),
+}
+
 _OBJECTIVES: dict[str, Code] = {
     "objectives.rto": Code("recovery takes longer than its target", "Save to faster storage, or raise the target."),
     "objectives.rpo": Code("more work would be lost than the target allows", "Save more often, or find out why the last saves failed."),
@@ -127,5 +134,5 @@ _DRIFT: dict[str, Code] = {
 }
 
 DRILL_CODES: Mapping[str, Code] = MappingProxyType(
-    _COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _RESTORE | _RESUME | _OBJECTIVES | _DRIFT
+    _COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _RESTORE | _RESUME | _NEGATIVE | _OBJECTIVES | _DRIFT
 )

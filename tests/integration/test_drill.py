@@ -159,6 +159,18 @@ def test_a_flipped_bit_turns_the_verdict_and_the_older_save_is_chosen(root):
     assert (outcome.verdict.green, measured(outcome, "commit")["chosen"]) == (False, "step-3")
 
 
+def test_damaged_copies_are_refused_and_the_save_before_is_chosen(root):
+    found = measured(drill(root), "negative")
+    assert found == {f"__0_0.distcp {how}": "step-3" for how in ("truncated", "removed", "emptied")}
+
+
+def test_a_run_of_one_save_has_nothing_to_fall_back_to(root):
+    shutil.rmtree(root / "step-3")
+    outcome = drill(root)
+    assert outcome.verdict.green
+    assert set(measured(outcome, "negative").values()) == {"refused, no older save"}
+
+
 def test_no_complete_save_is_red(root):
     for step in (3, 6):
         (root / f"step-{step}" / ".metadata").unlink()
