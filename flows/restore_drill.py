@@ -26,7 +26,7 @@ from validators.drills.drift import list_keys, list_order, spelling_of
 from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
 from validators.drills.log import read_goals, read_log
-from validators.drills.stored import read_stored
+from validators.drills.stored import read_stored, write_stored
 
 RECORDS = "records"  # folder in the runs' folder for the records that drills make
 
@@ -109,6 +109,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
         sabotage=tried,
         reasons=real.reasons,
     )
+    write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
     outcome = _write(request, run, results, sound)
     for read in sound:
