@@ -4,17 +4,17 @@ Exit codes: 0 done; 1 a check on the written release failed, nothing published; 
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version as package_version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from pydantic import ValidationError
 
 from flows.drill_commands import add_commands
+from flows.gate_command import gate
 from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
 from flows.options import (
     AlsoOption,
@@ -26,16 +26,18 @@ from flows.options import (
     GoldenOption,
     JsonOption,
     MemoryOption,
-    PolicyOption,
     RunsOption,
     SkipOption,
     SourceArg,
     StepOption,
+    TagOption,
     TiedOption,
 )
 from flows.policy_commands import policy_app
-from flows.requests import ExportRequest, GateRequest
-from reports.errors import ReleaseError, RequestError
+from flows.request_file import read_request
+from flows.requests import ExportRequest
+from flows.serve_command import serve
+from reports.errors import ReleaseError
 
 REFUSED, INTERRUPTED = 2, 130
 app = typer.Typer(
@@ -49,6 +51,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(policy_app)
+app.command()(gate)
+app.command()(serve)
 add_commands(app)
 
 
@@ -108,6 +112,7 @@ def export(
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
+    tag: TagOption = "",
     also: AlsoOption = None,
     drop: DropOption = None,
     skip: SkipOption = None,
@@ -141,6 +146,7 @@ def export(
         "dtype": dtype,
         "family": family,
         "step": step,
+        "tag": tag,
         "also": also or [],
         "drop": drop or [],
         "skip": skip or [],
@@ -158,29 +164,13 @@ def export(
         remove_stages(to)
         return GREEN
     typed = {"fsync" if name == "no_fsync" else name for name in context.params if _is_typed(context, name)}
-    request = _read_request(request_file, given, typed)
+    request = read_request(request_file, given, typed)
     return _run_export(request, as_json=as_json)
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _read_request(path: Path | None, given: Mapping[str, object], typed: set[str]) -> ExportRequest:
-    # Of a request file's options, those that are also on the command line are taken from there.
-    for name in ("source", "to"):
-        if path is None and given[name] is None:
-            raise RequestError("is missing", where="SOURCE" if name == "source" else "--to", remedy="See shardwright export --help.")
-    if path is None:
-        return ExportRequest.model_validate(given)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"is not YAML: {error}", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise RequestError("is not a mapping of option to value", where=str(path))
-    return ExportRequest.model_validate({"runs": given["runs"], **content, **{name: given[name] for name in typed & given.keys()}})
 
 
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:
@@ -193,64 +183,13 @@ def _run_export(request: ExportRequest, *, as_json: bool) -> int:
 
 
 @app.command()
-def gate(
-    release: Annotated[Path, typer.Argument(help="The folder of release weights, whoever made it.", show_default=False)],
-    against: Annotated[
-        Path | None,
-        typer.Option(help="The checkpoint it was made from: exact values and logits are compared with it.", show_default=False),
-    ] = None,
-    step: StepOption = None,
-    golden: GoldenOption = None,
-    family: FamilyOption = "auto",
-    skip: SkipOption = None,
-    policy: PolicyOption = None,
-    prove: Annotated[int, typer.Option(help="Plant that many faults into the evidence, and see that the checks catch each.")] = 0,
-    workers: Annotated[int, typer.Option(help="Tensors read at a time.")] = 2,
-    witness_memory: MemoryOption = "8GB",
-    junit: Annotated[Path | None, typer.Option(help="Write the results there too, as JUnit XML.", show_default=False)] = None,
-    runs: RunsOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Give one verdict on a finished folder of release weights. Changes nothing in it.
-
-    Without --against and --golden the folder is judged by itself: files, names, shapes, config, tokenizer, values. In a GitHub workflow
-    the summary of the step shows the report. Exit code 0: accepted. 1: a check failed. 2: it could not be judged.
-
-    Example: shardwright gate release/ --against runs/step-3000 --golden golden.safetensors
-    """
-    request = GateRequest.model_validate(
-        {
-            "release": release,
-            "against": against,
-            "step": step,
-            "golden": golden,
-            "family": family,
-            "skip": skip or [],
-            "policy": policy,
-            "prove": prove,
-            "workers": workers,
-            "witness_memory": witness_memory,
-            "junit": junit,
-            "runs": runs or default_runs(),
-        }
-    )
-
-    def load() -> Line[GateRequest]:
-        from flows.gate import check_request, release_gate
-
-        return check_request, release_gate
-
-    runs_model = "logits" not in request.skips and (against is not None or golden is not None)
-    return run_flow(request, load, runs_model=runs_model, as_json=as_json)
-
-
-@app.command()
 def plan(
     source: SourceArg,
     assets: AssetsOption = None,
     dtype: DtypeOption = "source",
     family: FamilyOption = "auto",
     step: StepOption = None,
+    tag: TagOption = "",
     also: AlsoOption = None,
     drop: DropOption = None,
     keep_tied_head: TiedOption = False,
@@ -272,6 +211,7 @@ def plan(
             "dtype": dtype,
             "family": family,
             "step": step,
+            "tag": tag,
             "also": also or [],
             "drop": drop or [],
             "keep_tied_head": keep_tied_head,
@@ -285,7 +225,7 @@ def plan(
 
 
 @app.command()
-def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None, as_json: JsonOption = False) -> int:
+def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
     """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
 
     Reads metadata and the small objects of the training state only.
@@ -294,7 +234,7 @@ def inspect(source: SourceArg, step: StepOption = None, also: AlsoOption = None,
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    inspection = inspect_checkpoint(source, tuple(also or ()), step, default_runs())
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, default_runs())
     with reader_may_leave():
         print_inspection(inspection, as_json=as_json)
     return GREEN

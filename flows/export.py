@@ -75,9 +75,9 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         ReleaseError: whatever the request, the assets or the source's metadata already show.
     """
     _check_inputs(request)
-    ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step)
+    ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
-    assets = request.assets or _own_assets(loaded)
+    assets = request.assets or _own_assets(request.source.absolute(), loaded)
     wanted = ModelRequest(assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file)
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
@@ -188,7 +188,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         source=loaded.label,
         plan_digest=planned.digest,
         results=gathered.judged.results,
-        witnesses=(*((measured.witness,) if measured else ()), *gathered.compared.witnesses),
+        witnesses=(*(measured.witnesses if measured else ()), *gathered.compared.witnesses),
         environment=run.environment,
         started=run.started,
         finished=now(),
@@ -250,8 +250,10 @@ def refuse_inside_source(request: ExportRequest) -> None:
                 )
 
 
-def _own_assets(loaded: Loaded) -> Path | None:
-    return next((root for root in loaded.roots if (root / "config.json").is_file()), None)
+def _own_assets(source: Path, loaded: Loaded) -> Path | None:
+    # In the checkpoint's folder, or between that and the folder asked for: a Trainer keeps the config above DeepSpeed's save.
+    above = [folder for folder in loaded.roots[0].parents if folder.is_relative_to(source)]
+    return next((folder for folder in (*loaded.roots, *above) if (folder / "config.json").is_file()), None)
 
 
 def _check_space(stage: Stage, planned: Planned) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -12,20 +14,23 @@ from flows.requests import GateRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
 from reports.errors import RequestError
 from reports.model import Omission, Report
-from reports.write import write_report
-from tasks.check import check_folder, measure_release, read_statistics
+from reports.write import ReportPaths, write_report
+from tasks.check import check_folder, check_headers, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
 from tasks.engine.formats.readers import check_folder as check_source
 from tasks.gather import compare_recorded, describe_release, digest_files
 from tasks.handover import Compared, Described, Judged, Loaded, ModelRequest, Planned, ReleaseFacts, SourceRef
+from tasks.known import find_known, read_earlier, write_digests
 from tasks.load_shards import load_shards
 from tasks.prove import prove
+from tasks.reference import is_earlier_release, read_reference
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
 from validators.checks import CHECKS
 from validators.policy import REQUIRED_CHECKS, UNQUANTIZED, Policy
 from validators.policy_file import read_policy
+from validators.release import open_release
 from validators.review import apply_policy
 
 _ONE_FILE = 10**15  # bytes per file of a plan that nobody writes
@@ -54,8 +59,13 @@ def check_request(request: GateRequest) -> None:
         raise RequestError(
             "lies inside the release", where=f"--runs {request.runs}", remedy="Choose another --runs: a gate changes nothing."
         )
-    if request.against is not None:
-        check_source(request.against)
+    for folder in (request.against, request.assets):
+        if folder is not None:
+            check_source(folder)
+    if request.weights == "retrained" and (request.against is None or not open_release(request.against).files):
+        raise RequestError("needs --against with an earlier release: a folder of safetensors", where="--weights retrained")
+    if request.changed_since is not None:
+        read_earlier(request.changed_since)
     refuse_golden(request.golden)
     refuse_unknown_checks(request.skips, CHECKS)
     _read_policy(request)
@@ -80,21 +90,64 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
         ReleaseError: the work could not be done.
     """
     policy = _read_policy(request)
+    first, loaded = _open(request, run)
+    if request.stop_early:
+        judged = run.phase("check headers", lambda: run.runner.call(check_headers, first, request.skips, run.clock))
+        if judged.failed():
+            return _conclude(request, run, judged, first, loaded, policy)
+    facts = _gather(request, run, first, loaded)
+    judged = run.phase("check", lambda: run.runner.call(check_folder, facts, policy.suite, request.skips, run.clock))
+    if request.prove:
+        planted, roots = run.folder / "planted", loaded.roots if loaded else ()
+        proof = run.phase("prove", lambda: run.runner.call(prove, facts, roots, request.skips, request.prove, planted))
+        judged = Judged((*judged.results, proof))
+    return _conclude(request, run, judged, facts, loaded, policy)
+
+
+def _open(request: GateRequest, run: Run) -> tuple[ReleaseFacts, Loaded | None]:
+    # What is known before a tensor is read.
     call, folder = run.runner.call, request.release.absolute()
     described = run.phase("describe", lambda: call(describe_release, folder, request.family, run.folder))
-    digests = run.phase("digest", lambda: call(digest_files, folder, request.workers), nbytes_read=described.nbytes)
-    loaded, planned = _plan_source(request, run, described)
-    roots = loaded.roots if loaded else ()
-    measured = run.phase(
-        "measure", lambda: call(measure_release, folder, planned, roots, run.folder, request.workers), nbytes_read=described.nbytes
-    )
+    is_earlier = _has_other_weights(request)
+    loaded, planned = (None, None) if is_earlier else _plan_source(request, run, described)
+    reference = _reference(request, loaded, is_earlier=is_earlier)
+    if reference is None:
+        return ReleaseFacts(described, planned), loaded
+    call_reference = partial(call, read_reference, reference, request.against if is_earlier else None, run.folder, request.workers)
+    return ReleaseFacts(described, planned, referred=run.phase("reference", call_reference)), loaded
+
+
+def _has_other_weights(request: GateRequest) -> bool:
+    if request.against is None or request.weights == "same":
+        return False
+    return request.weights == "retrained" or is_earlier_release(request.release, request.against)
+
+
+def _reference(request: GateRequest, loaded: Loaded | None, *, is_earlier: bool) -> Path | None:
+    if request.assets is not None:
+        return request.assets.absolute()
+    against = loaded.roots[0] if loaded else request.against
+    has_config = against is not None and (is_earlier or (against / "config.json").is_file())
+    return against.absolute() if against is not None and has_config else None
+
+
+def _gather(request: GateRequest, run: Run, first: ReleaseFacts, loaded: Loaded | None) -> ReleaseFacts:
+    # Everything that takes reading: digests, statistics, values, logits.
+    call, described, planned = run.runner.call, first.described, first.planned
+    roots, nbytes = loaded.roots if loaded else (), described.nbytes
+    digests = run.phase("digest", lambda: call(digest_files, described.folder, request.workers), nbytes_read=nbytes)
+    write_digests(run.folder, digests)
+    known = None
+    if request.changed_since is not None:
+        known, said = find_known(request.changed_since, digests, planned, run.environment)
+        run.notes.append(said)
+    measure = partial(call, measure_release, described.folder, planned, roots, run.folder, request.workers, known)
+    measured = run.phase("measure", measure, nbytes_read=nbytes)
     compared = run.phase("logits", lambda: _compare(request, run, described, loaded, planned))
-    facts = ReleaseFacts(described, planned, measured, compared, digests)
-    judged = run.phase("check", lambda: call(check_folder, facts, policy.suite, request.skips, run.clock))
-    if request.prove:
-        planted = run.folder / "planted"
-        proof = run.phase("prove", lambda: call(prove, facts, roots, request.skips, request.prove, planted))
-        judged = Judged((*judged.results, proof))
+    return replace(first, measured=measured, compared=compared, digests=digests)
+
+
+def _conclude(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFacts, loaded: Loaded | None, policy: Policy) -> Outcome:
     found = _report(request, run, judged, facts, loaded)
     outcome = _write(request, run, apply_policy(found, policy, datetime.now(UTC).date()))
     if not outcome.verdict.green:
@@ -105,12 +158,12 @@ def gate_line(request: GateRequest, run: Run) -> Outcome:
 def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[Loaded | None, Planned | None]:
     if request.against is None:
         return None, None
-    ref = SourceRef(request.against.absolute(), (), request.step)
+    ref = SourceRef(request.against.absolute(), (), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = described.folder if described.has_config else None
     family = request.family if described.expected else "none"
     dtype = described.dtype if described.dtype in UNQUANTIZED else ""
-    wanted = ModelRequest(assets, family, dtype, (), described.holds_head, _ONE_FILE)
+    wanted = ModelRequest(assets, family, dtype, request.drops, described.holds_head, _ONE_FILE)
     return loaded, run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
 
 
@@ -140,36 +193,46 @@ def _report(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFacts,
         kind="gate",
         action="accepted",
         subject=str(request.release.absolute()),
-        source=loaded.label if loaded else "none given",
+        source=_source_label(request, loaded),
         plan_digest=planned.digest if planned else "",
         results=judged.results,
-        witnesses=(measured.witness, *compared.witnesses),
+        witnesses=(*(measured.witnesses if measured else ()), *compared.witnesses),
         environment=run.environment,
         started=run.started,
         finished=now(),
         logits=compared.comparisons,
-        tensors=read_statistics(measured.tensors),
+        tensors=read_statistics(measured.tensors) if measured else (),
         phases=tuple(run.phases),
         omissions=tuple(Omission(f"check {check}", reason, "request") for check, reason in request.skips.items()),
-        notes=loaded.notes if loaded else (),
+        notes=(*(loaded.notes if loaded else ()), *run.notes),
     )
+
+
+def _source_label(request: GateRequest, loaded: Loaded | None) -> str:
+    if loaded is not None:
+        return loaded.label
+    return "none given" if request.against is None else f"{request.against.absolute()} (an earlier release, other weights)"
 
 
 def _write(request: GateRequest, run: Run, report: Report) -> Outcome:
     paths = write_report(report, run.folder, REQUIRED_CHECKS)
-    _hand_out(request, paths.markdown, paths.junit)
+    _hand_out(request, paths)
     return Outcome(report, paths, report.verdict(REQUIRED_CHECKS))
 
 
-def _hand_out(request: GateRequest, markdown: Path, junit: Path) -> None:
-    # To where a CI service looks: its JUnit file, and the summary of the step (GitHub names the file in the environment).
+def _hand_out(request: GateRequest, paths: ReportPaths) -> None:
+    # To where a CI service looks: its JUnit file, a folder it keeps, the summary of the step (GitHub names the file in the environment).
+    if request.report is not None:
+        request.report.mkdir(parents=True, exist_ok=True)
+        for path in (paths.json, paths.html, paths.markdown, paths.junit):
+            shutil.copyfile(path, request.report / path.name)
     if request.junit is not None:
         request.junit.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(junit, request.junit)
+        shutil.copyfile(paths.junit, request.junit)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown.read_text(encoding="utf-8") + "\n")
+            file.write(paths.markdown.read_text(encoding="utf-8") + "\n")
 
 
 @flow(name="release gate", flow_run_name="gate {request.release.name}", validate_parameters=True)

@@ -27,13 +27,14 @@ class Inspection:
     answers: tuple[Answer, ...]
 
 
-def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, runs: Path) -> Inspection:
+def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str, runs: Path) -> Inspection:
     """Return what a checkpoint holds.
 
     Args:
         source: its folder, or a run's root.
         also: more roots of the same save.
         step: which step of a run's root.
+        tag: which save of a folder that holds several.
         runs: where run folders are, for the history of drills.
 
     Returns:
@@ -42,7 +43,7 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, r
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
     """
-    reader = open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step)
+    reader = open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag)
     facts = gather_facts(reader)
     return Inspection(reader.catalog(), take_inventory(facts), answer_readiness(facts, _look_around(Path(facts.root), runs)))
 

@@ -9,6 +9,9 @@ SourceArg = Annotated[
     Path, typer.Argument(help="The checkpoint: its folder, or a training run's root with several steps.", show_default=False)
 ]
 StepOption = Annotated[int | None, typer.Option(help="Step of a run's root. [default: the newest complete one]", show_default=False)]
+TagOption = Annotated[
+    str, typer.Option(help="Save of a folder that holds several under tags (DeepSpeed). [default: the latest]", show_default=False)
+]
 AlsoOption = Annotated[
     list[Path] | None, typer.Option(help="Another root of the same save (node-local disks). May be repeated.", show_default=False)
 ]

@@ -78,21 +78,42 @@ class GateRequest(BaseModel):
 
     release: Path = Field(description="The folder of release weights: any Hugging Face folder of safetensors.")
     against: Path | None = Field(
-        None, description="The checkpoint it was made from, or weights whose values it must have: exact values and logits are compared."
+        None, description="The checkpoint it was made from: exact values and logits are compared. Or another release of the model."
+    )
+    weights: Literal["auto", "same", "retrained"] = Field(
+        "auto",
+        description="Whether the weights must be those of --against. auto: same, unless both manifests name a step and the steps differ.",
+    )
+    assets: Path | None = Field(
+        None, description="Folder of the config and tokenizer it must have. Default: --against, if it holds a config."
     )
     step: int | None = Field(None, ge=0, description="Which step of --against, if that is a run's root.")
+    tag: str = Field("", description="Which save of --against, if that holds several under tags (DeepSpeed).")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
+    drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: tensors of --against that the release lacks on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
     policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers, rules for the statistics.")
     prove: int = Field(0, ge=0, le=1000, description="Plant that many faults into the evidence, and see that the checks catch each.")
+    stop_early: bool = Field(False, description="Read no tensor if files, config, tokenizer or names already show an error.")
+    changed_since: Path | None = Field(
+        None, description="report.json of an earlier gate: weight files with the same sha256 are not measured again."
+    )
     workers: int = Field(2, ge=1, le=64, description="Tensors read at a time.")
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
+    report: Path | None = Field(None, description="Folder to copy the report's four files to.")
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("release", "against", "golden", "policy", "junit", "runs")(refuse_unprintable)
-    _reasons = field_validator("skip")(_has_reason)
+    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(
+        refuse_unprintable
+    )
+    _reasons = field_validator("drop", "skip")(_has_reason)
+
+    @property
+    def drops(self) -> tuple[tuple[str, str], ...]:
+        """(pattern, reason) of source tensors to leave out."""
+        return tuple(_split_reason(text) for text in self.drop)
 
     @property
     def skips(self) -> dict[str, str]:
@@ -106,7 +127,7 @@ class ExportRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Path = Field(
-        description="The checkpoint: a folder written by PyTorch DCP, accelerate, torchtitan or Hugging Face, or a run's root."
+        description="The checkpoint: a folder written by PyTorch DCP, DeepSpeed, accelerate, torchtitan or Hugging Face, or a run's root."
     )
     to: Path = Field(description="Where the release will be. Must not exist.")
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
@@ -114,6 +135,7 @@ class ExportRequest(BaseModel):
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
+    tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")
     also: list[Path] = Field(default_factory=list, description="More roots of the same save, for node-local disks.")
     drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: source tensors to leave out on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")

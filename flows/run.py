@@ -273,7 +273,7 @@ def watched_by(progress: Progress) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Run:
-    """One run of a flow. `reached` is told the name of every step that must survive a kill; tests use it."""
+    """One run of a flow. `reached` is told the name of every step that must survive a kill; tests use it. `notes` go into the report."""
 
     run_id: str
     folder: Path
@@ -283,6 +283,7 @@ class Run:
     clock: Callable[[], float] = time.perf_counter
     started: str = field(default_factory=now)
     phases: list[Phase] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=versions)
 
     @classmethod

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from reports.code import Code
+from reports.codes_of_drift import CODES_OF_DRIFT
 from reports.drill_codes import DRILL_CODES
 from reports.model import Finding
 
@@ -174,9 +175,51 @@ _VALUES: dict[str, Code] = {
     "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
     "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
     "values.duplicated": Code("a tensor holds a copy of another tensor's values", _MAPPING),
+    "values.copy-differs": Code(
+        "a weight, rounded, is not the copy that the trainer computed with: master and copy have parted, or ranks are mixed up",
+        "Export another step; if the trainer changes one of the two on purpose, --skip values=REASON.",
+    ),
     "values.not-compared": Code("a stored tensor was not compared with the source", _REPORT),
     "values.partial": Code("only some elements of a tensor were compared", _REPORT),
     "values.flushed": Code("the cast turned too many small values into zero", "Export to bf16 or fp32."),
+}
+
+_AGAIN = "Quantize again from the unquantized weights."
+_IGNORE = "Make targets and ignore list say what is stored: name the modules as the files do."
+
+_QUANTIZED: dict[str, Code] = {
+    "quantized.undeclared": Code("a tensor is quantized, and the config declares no quantization", "Add the quantization_config."),
+    "quantized.config-unreadable": Code("the quantization_config makes no sense", "Write it as the quantizer's own library does."),
+    "quantized.not-judged": Code(
+        "quantized in a way that is not judged here", "Look at these weights with the quantizer's tools.", "warning"
+    ),
+    "quantized.nothing": Code("the config declares a quantization, and no tensor is quantized", _IGNORE),
+    "quantized.not-quantized": Code("the config wants this weight quantized, and it is stored whole", _IGNORE),
+    "quantized.ignored": Code("a weight is quantized though the config ignores it; loaders look for it whole", _IGNORE),
+    "quantized.untargeted": Code("a weight is quantized though the config targets it nowhere", _IGNORE),
+    "quantized.must-not": Code(
+        "a router, a norm or an embedding nobody targeted is quantized", "Add it to the ignore list, and quantize again."
+    ),
+    "quantized.ignore-unmatched": Code("the ignore list names a module that is not there", _IGNORE),
+    "quantized.pattern-unmatched": Code("a pattern of the ignore list matches no module", _IGNORE, "warning"),
+    "quantized.part-missing": Code("of a quantized weight, a scale or another part is absent", _AGAIN),
+    "quantized.part-unexpected": Code("a quantized weight has a part its scheme does not know, so that loaders drop it", _AGAIN),
+    "quantized.dtype": Code("a part is not of the dtype its scheme says", "Check num_bits, type and format of the quantization_config."),
+    "quantized.shape": Code(
+        "a part has another shape than weight and scheme imply", "Check strategy and sizes of the quantization_config."
+    ),
+    "quantized.transposed": Code("a part is transposed", _AGAIN),
+    "quantized.listed-shape": Code("the shape a weight writes down is not its own", _AGAIN),
+    "quantized.scale-nonfinite": Code("a scale is NaN or infinite", _AGAIN),
+    "quantized.scale-sign": Code("a scale is zero or negative", _AGAIN),
+    "quantized.zero-point": Code("a zero point is out of the range of its bits", _AGAIN),
+    "quantized.error": Code("the dequantized weight is further from the source than its encoding explains", _AGAIN),
+    "quantized.calibrated-error": Code(
+        "the dequantized weight is further from the source than rounding explains; calibration may", "Compare the outputs.", "warning"
+    ),
+    "quantized.not-compared": Code("a quantized weight was not compared with the source", _REPORT),
+    "quantized.cache-missing": Code("the config promises scales of the key-value cache, and some are absent", "Calibrate the cache."),
+    "quantized.cache-ones": Code("all scales of the key-value cache are one, as when never calibrated", "Calibrate the cache."),
 }
 
 _TOKENIZER_CODES: dict[str, Code] = {
@@ -270,8 +313,10 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _ROWS
     | _OUTLIERS
     | _VALUES
+    | _QUANTIZED
     | _TOKENIZER_CODES
     | _CONFIG_CODES
+    | dict(CODES_OF_DRIFT)
     | _LOGITS
     | _SENSITIVITY
     | _STATISTICS

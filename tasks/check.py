@@ -9,16 +9,19 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.model import CheckResult, TensorStatistics
+from reports.model import CheckResult, TensorStatistics, Witness
 from tasks.engine.planning.plan import plan_from_json
-from tasks.handover import Compared, Judged, Measured, Planned, ReleaseFacts
+from tasks.handover import Compared, Judged, Known, Measured, Planned, ReleaseFacts
+from tasks.known import join_tables
 from tasks.measure import measure
+from tasks.measure_copies import measure_copies
+from tasks.reference import reference_of
 from tasks.reshard import read_config
 from validators.check import Check, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT
+from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
 from validators.expectation import Evidence, Expectation, expectation_from_json
 from validators.release import Release, StoredTensor, WeightFile, open_release
-from validators.tables import PlanTable, TensorTable, ValueTable, read_table, write_table
+from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
 
 @task(name="check plan", cache_policy=NO_CACHE)
@@ -39,7 +42,9 @@ def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], 
 
 
 @task(name="measure release", cache_policy=NO_CACHE)
-def measure_release(folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int) -> Measured:
+def measure_release(
+    folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int, known: Known | None = None
+) -> Measured:
     """Read every released tensor once, for statistics and against the second path.
 
     Args:
@@ -48,15 +53,25 @@ def measure_release(folder: Path, planned: Planned | None, roots: tuple[Path, ..
         roots: the source's folders; none without a plan.
         run_folder: for the tables.
         workers: tensors read at a time.
+        known: what an earlier run has measured on files that are unchanged; they are not read again.
 
     Returns:
         Paths of the tables.
     """
-    found = measure(folder, plan_path=planned.path if planned else None, source_roots=roots, workers=workers)
+    unchanged = known.files if known else frozenset()
+    found = measure(folder, plan_path=planned.path if planned else None, source_roots=roots, workers=workers, without=unchanged)
+    tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
+    more: tuple[Witness, ...] = ()
+    if planned is not None and found.witness.heard:
+        copies, said = measure_copies(folder, plan_path=planned.path, source_roots=roots, workers=workers)
+        values = pd.concat([values, copies], ignore_index=True) if len(copies) else values
+        more = (said,) if said is not None else ()
     return Measured(
-        write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
-        write_table(ValueTable, found.values, run_folder / "values.csv"),
+        write_table(TensorTable, tensors, run_folder / "tensors.csv"),
+        write_table(ValueTable, values, run_folder / "values.csv"),
+        write_table(PartTable, found.parts, run_folder / "parts.csv"),
         found.witness,
+        more,
     )
 
 
@@ -100,6 +115,23 @@ def check_folder(facts: ReleaseFacts, suite: str, skips: Mapping[str, str], cloc
     return Judged(_run_all(CHECKS, evidence, skips, clock))
 
 
+@task(name="check headers", cache_policy=NO_CACHE)
+def check_headers(facts: ReleaseFacts, skips: Mapping[str, str], clock: Callable[[], float]) -> Judged:
+    """Run the checks that need no tensor byte.
+
+    Args:
+        facts: what is known of a release before a tensor is read.
+        skips: check → reason.
+        clock: seconds.
+
+    Returns:
+        The results, in the order of CHECKS; the other checks are skipped.
+    """
+    early = {result.check: result for result in _run_all(CHECKS_OF_HEADERS, gather_evidence(facts), skips, clock)}
+    unread = {check.name: CheckResult(check.name, "skipped", reason="stopped early") for check in CHECKS}
+    return Judged(tuple({**unread, **early}.values()))
+
+
 def gather_evidence(facts: ReleaseFacts) -> Evidence:
     """Put together what is known of a finished release.
 
@@ -112,9 +144,12 @@ def gather_evidence(facts: ReleaseFacts) -> Evidence:
     described, planned, measured, compared = facts.described, facts.planned, facts.measured, facts.compared
     alone = "nothing to compare with (--against)"
     absent = {"logits": compared.reason, "family": described.reason, "config": "no config.json", "plan": alone, "tokenizer": "none in it"}
-    absent["values"] = measured.witness.detail if planned else alone
+    absent["values"] = measured.witness.detail if planned and measured else alone
     evidence = replace(
-        _evidence(described.folder, measured, compared, absent), expected=_expected(described.expected), digests=facts.digests
+        _evidence(described.folder, measured, compared, absent),
+        expected=_expected(described.expected),
+        digests=facts.digests,
+        reference=reference_of(facts.referred) if facts.referred else None,
     )
     return evidence if planned is None else _with_plan(evidence, planned)
 
@@ -123,13 +158,15 @@ def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
     return replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
 
 
-def _evidence(folder: Path, measured: Measured, compared: Compared, absent: Mapping[str, str]) -> Evidence:
-    heard = [path for path in (measured.values if measured.witness.heard else None, compared.values) if path is not None]
+def _evidence(folder: Path, measured: Measured | None, compared: Compared, absent: Mapping[str, str]) -> Evidence:
+    found = measured.values if measured is not None and measured.witness.heard else None
+    heard = [path for path in (found, compared.values) if path is not None]
     return Evidence(
         open_release(folder),
-        tensors=read_table(TensorTable, measured.tensors),
+        tensors=read_table(TensorTable, measured.tensors) if measured else None,
         values=pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None,
-        witnesses=(measured.witness, *compared.witnesses),
+        parts=read_table(PartTable, measured.parts) if measured else None,
+        witnesses=(*(measured.witnesses if measured else ()), *compared.witnesses),
         logits=compared.comparisons,
         reasons=absent,
     )

@@ -4,7 +4,7 @@ transformers is imported inside the functions: it costs seconds. Code from a mod
 deterministic: eval mode, eager attention and eager experts, no cache. What does not fit the memory limit runs from disk through accelerate.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -263,6 +263,21 @@ def why_not_runnable(config_folder: Path) -> str:
     except ForwardError as error:
         return error.what
     return ""
+
+
+def defaults_of(model_type: str) -> Mapping[str, object]:
+    """Return what transformers takes the absent fields of a config for.
+
+    Args:
+        model_type: as config.json has it.
+
+    Returns:
+        Field to value; empty for a model that transformers does not know.
+    """
+    with _quiet():
+        from transformers import CONFIG_MAPPING
+
+        return CONFIG_MAPPING[model_type]().to_dict() if model_type in CONFIG_MAPPING else {}
 
 
 def describe_architecture(config_folder: Path) -> Architecture:

@@ -15,7 +15,9 @@ from tasks.logits_line import Subject, compare, not_compared
 from tasks.reshard import describe_unknown
 from validators.check import has_tokenizer
 from validators.expectation import Expectation, expectation_from_json, expectation_to_json
+from validators.quantized_names import expect_stored
 from validators.release import Release, open_release, sha256_of
+from validators.shapes import whole_tensors
 
 
 @task(name="describe release", cache_policy=NO_CACHE)
@@ -36,11 +38,12 @@ def describe_release(folder: Path, family: str, run_folder: Path) -> Described:
     release = open_release(folder)
     stored = release.by_name()
     expected, reason = _expect(release, folder, family, frozenset(stored))
-    path = run_folder / "expected.json" if expected else None
+    expected = expect_stored(expected, release) if expected else None
+    path = run_folder / "expected_as_stored.json" if expected else None  # the planner writes the model's own beside it
     if path is not None and expected is not None:
         path.write_text(expectation_to_json(expected))
     nbytes: Counter[str] = Counter()
-    for tensor in release.stored():
+    for tensor in whole_tensors(release):
         nbytes[tensor.dtype] += tensor.stop - tensor.start
     dtype = max(sorted(nbytes), key=lambda code: nbytes[code], default="")
     holds_head = expected is not None and expected.head in stored

@@ -1,7 +1,7 @@
 """What the tasks hand to each other: paths, digests, names and results. Never tensors, never plans."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
@@ -9,12 +9,13 @@ from reports.model import Change, CheckResult, LogitsComparison, Omission, Witne
 
 @dataclass(frozen=True, slots=True)
 class SourceRef:
-    """A checkpoint as it was when the run began: its digest says whether it still is. `roots` are the resolved folders."""
+    """A checkpoint as it was when the run began: its digest says whether it still is."""
 
     path: Path
     also: tuple[Path, ...]
     step: int | None
     digest: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,21 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A release re-read from disk: paths of a TensorTable and a ValueTable, and the witness that was heard or not."""
+    """A release re-read from disk: paths of a TensorTable, a ValueTable and a PartTable, and the witnesses that were heard or not.
+
+    `witness` is the second path; `more` are those that some formats have beside it.
+    """
 
     tensors: Path
     values: Path
+    parts: Path
     witness: Witness
+    more: tuple[Witness, ...] = ()
+
+    @property
+    def witnesses(self) -> tuple[Witness, ...]:
+        """All of them."""
+        return (self.witness, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +119,37 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What an earlier run measured, as far as it still holds: its tables, and the weight files whose bytes are the same."""
+
+    tensors: Path
+    values: Path
+    files: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Referred:
+    """A reference: its folder, what its config's class takes absent fields for, and a TensorTable where it is an earlier release."""
+
+    folder: Path
+    defaults: Mapping[str, object]
+    tensors: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseFacts:
     """All that is known of a finished release: what its checks judge, and what planted faults start from.
 
-    `planned` says how its source would be exported to it, None without a source; `digests` are sha256 by weight file.
+    `planned` says how its source would be exported to it, None without a source; `measured` is None as long as no tensor was read;
+    `digests` are sha256 by weight file; `referred` is a reference beside the source, None without one.
     """
 
     described: Described
-    planned: Planned | None
-    measured: Measured
-    compared: Compared
-    digests: Mapping[str, str]
+    planned: Planned | None = None
+    measured: Measured | None = None
+    compared: Compared = field(default_factory=Compared)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    referred: Referred | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from tasks.measure import DTYPES
 from tasks.witnesses import framework, recorded
 from tasks.witnesses.hearing import NotHeardError
 from validators.policy import LIMITS, LOWER, TOP1_POSITIONS, UPPER, cast_limits, limits_row
+from validators.quantization import read_quantization
+from validators.release import open_release
 
 _EPS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7, "F64": 2.0**-52}  # spacing of the floats at one
 
@@ -102,7 +104,7 @@ def compare(subject: Subject) -> LogitsEvidence:
 
 
 def _compare(subject: Subject) -> LogitsEvidence:
-    reason = why_not_runnable(subject.release)
+    reason = why_not_runnable(subject.release) or _why_not_comparable(subject.release)
     if reason:
         silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME))
         return LogitsEvidence(witnesses=silent, reason=reason)
@@ -120,6 +122,12 @@ def _compare(subject: Subject) -> LogitsEvidence:
     comparisons.append(_compare_cast(subject, run) if subject.is_cast else _repeat(subject, run))
     heard = Witness("recorded", golden is not None, ("mapping",), _describe(golden))
     return LogitsEvidence(tuple(comparisons), (heard, said), values)
+
+
+def _why_not_comparable(folder: Path) -> str:
+    # A quantized model runs in its engine's kernels; transformers would have to dequantize it, and no limits are known for that.
+    method = read_quantization(open_release(folder)).method
+    return f"quantized ({method}): logits are the serving engine's to compare" if method else ""
 
 
 def read_golden(golden: Path, config_folder: Path, tokenizer: Path | None) -> recorded.Recorded:

@@ -21,15 +21,17 @@ import pandas as pd
 import torch
 
 from reports.model import Witness
+from tasks.dequantize import measure_parts
 from tasks.sketch import Rows, Sample
 from tasks.tally import Difference, Indices, Scratch, Tally
 from tasks.witnesses.boxes import Box, read_box, read_bytes
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.second_path import SecondPath, Target
 from validators.measured import role_of
+from validators.quantization import encoded_names
 from validators.release import StoredTensor, open_release
 from validators.sampled import count_slices
-from validators.tables import TensorTable, ValueTable, format_shape
+from validators.tables import PartTable, TensorTable, ValueTable, format_shape
 
 _PIECE_NUMEL = 1 << 20  # fewer and longer calls: below 2**19 two workers wait for each other, above 2**20 pieces leave the cache
 _BAND_NBYTES = 4 << 20
@@ -44,6 +46,7 @@ DTYPES: dict[str, torch.dtype] = {
     "I8": torch.int8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I16": torch.int16,
     "U16": torch.uint16,
     "F16": torch.float16,
@@ -59,10 +62,11 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one reading of a release gave: a TensorTable, a ValueTable (no rows when no witness was heard), and the witness."""
+    """What one reading of a release gave: a TensorTable, a ValueTable (no rows when no witness was heard), a PartTable, and the witness."""
 
     tensors: pd.DataFrame
     values: pd.DataFrame
+    parts: pd.DataFrame
     witness: Witness
 
 
@@ -83,7 +87,9 @@ class _Job:
         return self.data_start + self.tensor.start
 
 
-def measure(folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, ...], workers: int) -> Measurement:
+def measure(
+    folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, ...], workers: int, without: frozenset[str] = frozenset()
+) -> Measurement:
     """Read every tensor of a release once, and hold it against the source's values where the second path can be heard.
 
     Args:
@@ -91,6 +97,7 @@ def measure(folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, .
         plan_path: the plan it was written by; None when there is none.
         source_roots: the source's folders, the main one first.
         workers: how many tensors are read at the same time.
+        without: weight files that are not read.
 
     Returns:
         The tables, in the order of the release's files and offsets, and whether the witness was heard.
@@ -101,21 +108,25 @@ def measure(folder: Path, *, plan_path: Path | None, source_roots: tuple[Path, .
         UnmappedError: the source lacks a tensor the plan names.
     """
     witness, said = _hear(plan_path, source_roots)
+    release = open_release(folder)
+    encoded = encoded_names(release)
     jobs = [
         _Job(folder, tensor, file.data_start, _is_intact(tensor, file.nbytes - file.data_start))
-        for file in open_release(folder).files
+        for file in release.files
+        if file.name not in without
         for tensor in file.tensors
     ]
     largest_first = sorted(range(len(jobs)), key=lambda i: jobs[i].tensor.start - jobs[i].tensor.stop)
     with _many_short_calls(), ThreadPoolExecutor(workers, initializer=_start_worker) as pool:
-        futures = {i: pool.submit(_measure_tensor, jobs[i], witness) for i in largest_first}
+        futures = {i: pool.submit(_measure_tensor, jobs[i], None if jobs[i].tensor.name in encoded else witness) for i in largest_first}
         try:
             rows = [futures[i].result() for i in range(len(jobs))]
         finally:
             pool.shutdown(cancel_futures=True)
     tensors = pd.DataFrame([row for row, _ in rows], columns=list(TensorTable.to_schema().columns))
     values = pd.DataFrame([row for _, row in rows if row is not None], columns=list(ValueTable.to_schema().columns))
-    return Measurement(TensorTable.validate(tensors), ValueTable.validate(values), said)
+    parts = pd.DataFrame(measure_parts(release, witness, workers), columns=list(PartTable.to_schema().columns))
+    return Measurement(TensorTable.validate(tensors), ValueTable.validate(values), PartTable.validate(parts), said)
 
 
 def _start_worker() -> None:
@@ -168,7 +179,7 @@ def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, ob
                 if rows is not None:
                     rows.add(found, box, tally.zeros - zeros)
                 if source is not None:
-                    difference.add(found, source, squares, partial(_flat_index, box, job.tensor.shape))
+                    difference.add(found, source, squares, partial(flat_index, box, job.tensor.shape))
     compared = comparable and job.intact
     row = _tensor_row(job, tally, difference.relative_error if compared else math.nan)
     row |= {"sample": sample.text, "repeated": rows.text if rows is not None and job.intact else ""}
@@ -193,8 +204,16 @@ def _pieces(job: _Job, witness: SecondPath | None) -> Iterator[tuple[Box, torch.
         yield from ((piece.box, piece.values) for piece in witness.pieces(job.tensor.name, _PIECE_NUMEL))
 
 
-def _flat_index(box: Box, shape: tuple[int, ...]) -> Indices:
-    # The flat index in the tensor of each element of the box, in C order.
+def flat_index(box: Box, shape: tuple[int, ...]) -> Indices:
+    """Return the flat index in a tensor of each element of a box.
+
+    Args:
+        box: of the tensor.
+        shape: the tensor's.
+
+    Returns:
+        Indices, in the box's C order.
+    """
     axes = [np.arange(o, o + n, dtype=np.int64) * prod(shape[d + 1 :]) for d, (o, n) in _dims(box)]
     return np.asarray(sum(np.ix_(*axes)) if axes else 0, dtype=np.int64).reshape(-1)
 
@@ -212,6 +231,7 @@ def _tensor_row(job: _Job, tally: Tally, relative_error: float) -> dict[str, obj
         "nonfinite": tally.nonfinite,
         "zero_share": tally.zero_share,
         "constant": int(tally.is_constant),
+        "parity": tally.parity,
         "relative_error": relative_error,
     }
 

@@ -27,6 +27,7 @@ from validators.checks import CHECKS_OF_EXPORT
 from validators.expectation import Evidence
 from validators.policy import UNQUANTIZED
 from validators.release import StoredTensor
+from validators.shapes import whole_tensors
 
 NAME = "sensitivity"
 MAX_NBYTES = 64 << 20  # of a tensor whose values are changed
@@ -64,7 +65,7 @@ def prove(facts: ReleaseFacts, roots: tuple[Path, ...], skips: Mapping[str, str]
         A check's result: failed when a fault was missed.
     """
     evidence = gather_evidence(facts)
-    small = tuple(t for t in evidence.release.stored() if 0 < t.stop - t.start <= MAX_NBYTES and t.dtype in UNQUANTIZED)
+    small = tuple(t for t in whole_tensors(evidence.release) if 0 < t.stop - t.start <= MAX_NBYTES and t.dtype in UNQUANTIZED)
     room = _Room(evidence, small, scratch, facts.planned.path if facts.planned else None, roots)
     scratch.mkdir(parents=True, exist_ok=True)
     known = _error_codes(evidence, skips)

@@ -27,7 +27,7 @@ def open_source(ref: SourceRef) -> tuple[SourceRef, SourceBytes]:
         FormatError: not a checkpoint, or an incomplete one.
         RequestError: one of `ref.also` holds nothing of it.
     """
-    reader = open_checkpoint(ref.path, also=ref.also, step=ref.step)
+    reader = open_checkpoint(ref.path, also=ref.also, step=ref.step, tag=ref.tag)
     catalog = reader.catalog()
     known, source = replace(ref, digest=catalog.digest), SourceBytes(reader, catalog)
     _refuse_idle_roots(ref, catalog)

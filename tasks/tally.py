@@ -47,7 +47,7 @@ class Scratch:
 
 @dataclass(slots=True)
 class Tally:
-    """Statistics of the values added so far. `low`, `high`, `total` and `squares` are over finite values."""
+    """Statistics of the values added so far. `low`, `high`, `total` and `squares` are over finite values; `bits` is the XOR of all."""
 
     scratch: Scratch = field(default_factory=Scratch, repr=False)
     numel: int = 0
@@ -57,6 +57,7 @@ class Tally:
     high: float = -math.inf
     total: float = 0.0
     squares: float = 0.0
+    bits: int = 0
 
     def add(self, values: torch.Tensor) -> float:
         """Add one piece.
@@ -71,6 +72,7 @@ class Tally:
         dtype = torch.float32 if flat.dtype in _NARROW else torch.float64
         wide = flat if flat.dtype == dtype else self.scratch.take(dtype, flat.numel()).copy_(flat)
         self.numel += flat.numel()
+        self.bits ^= _exclusive_or(flat)
         self.zeros += count_zeros(flat, self.scratch)
         low, high = (float(edge) for edge in torch.aminmax(wide))
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -109,6 +111,11 @@ class Tally:
     def zero_share(self) -> float:
         """Share of exact zeros among all values; NaN when there is none."""
         return self.zeros / self.numel if self.numel else math.nan
+
+    @property
+    def parity(self) -> str:
+        """XOR of all values' bits, in hex: the same whatever pieces they came in, another as soon as one bit is."""
+        return f"{self.bits:x}"
 
     @property
     def is_constant(self) -> bool:
@@ -189,6 +196,16 @@ def _sums(values: torch.Tensor) -> tuple[float, float]:
         total += float(runs.sum(1).sum(dtype=torch.float64))
         squares += float(np.vecdot(runs.numpy(), runs.numpy()).sum(dtype=np.float64))
     return total, squares
+
+
+def _exclusive_or(values: torch.Tensor) -> int:
+    # Of words as wide as fits, which are then folded to the width of an element.
+    words = _words(values)
+    bits, width = int(np.bitwise_xor.reduce(words)), 8 * words.itemsize
+    while width > 8 * values.element_size():
+        width //= 2
+        bits = (bits >> width) ^ (bits & (1 << width) - 1)
+    return bits
 
 
 def count_zeros(values: torch.Tensor, scratch: Scratch) -> int:

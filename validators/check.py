@@ -18,7 +18,21 @@ from validators.expectation import Evidence
 from validators.release import MANIFEST_NAME, MARKER_NAME
 
 Judgement = Finding | None  # None: judged and right
-Need = Literal["headers", "folder", "manifest", "bytes", "family", "config", "tokenizer", "plan", "values", "logits"]
+Need = Literal[
+    "headers",
+    "folder",
+    "manifest",
+    "bytes",
+    "family",
+    "config",
+    "tokenizer",
+    "plan",
+    "values",
+    "logits",
+    "reference_config",
+    "reference_tokenizer",
+    "earlier",
+]
 
 T = TypeVar("T")
 
@@ -83,6 +97,13 @@ NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
         "plan": _NeedRow(lambda evidence: evidence.plan is not None, "no plan"),
         "values": _NeedRow(lambda evidence: evidence.values is not None, "no second reading of the source"),
         "logits": _NeedRow(lambda evidence: bool(evidence.logits), "no logits compared"),
+        "reference_config": _NeedRow(lambda evidence: evidence.reference is not None and bool(evidence.reference.config), "no reference"),
+        "reference_tokenizer": _NeedRow(
+            lambda evidence: evidence.reference is not None and has_tokenizer(evidence.reference.folder), "no reference"
+        ),
+        "earlier": _NeedRow(
+            lambda evidence: evidence.reference is not None and evidence.reference.tensors is not None, "no earlier release"
+        ),
     }
 )
 

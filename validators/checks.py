@@ -2,6 +2,7 @@
 
 from validators import (
     config,
+    config_drift,
     duplicates,
     experts,
     files,
@@ -10,13 +11,16 @@ from validators import (
     logits,
     manifest,
     outliers,
+    quantized,
     rows,
     secrets,
     shapes,
     statistics,
     tied,
     tokenizer,
+    tokenizer_drift,
     values,
+    weights_drift,
 )
 from validators.check import Check
 
@@ -27,18 +31,26 @@ CHECKS: tuple[Check, ...] = (
     inventory.CHECK,
     shapes.CHECK,
     config.CHECK,
+    quantized.CHECK,
     tokenizer.CHECK,
+    config_drift.CHECK,
+    tokenizer_drift.CHECK,
     tied.CHECK,
     experts.CHECK,
     finite.CHECK,
     duplicates.CHECK,
     rows.CHECK,
     outliers.CHECK,
+    weights_drift.CHECK,
     statistics.CHECK,
     values.CHECK,
     logits.CHECK,
 )
-# An export's own: the owner's rules are asked at the gate, and running them takes seconds and 200 MiB.
-CHECKS_OF_EXPORT: tuple[Check, ...] = tuple(check for check in CHECKS if check is not statistics.CHECK)
+# Asked at the gate only: the owner's rules, which take seconds and 200 MiB, and what needs a reference beside the source.
+CHECKS_OF_GATE = frozenset({"statistics", "config_drift", "tokenizer_drift", "weights_drift"})
+CHECKS_OF_EXPORT: tuple[Check, ...] = tuple(check for check in CHECKS if check.name not in CHECKS_OF_GATE)
 # What headers, config, plan and tokenizer already show: run on a release that is only planned, before the first byte is written.
 CHECKS_BEFORE_WRITING: tuple[Check, ...] = (inventory.CHECK, shapes.CHECK, config.CHECK, tokenizer.CHECK, tied.CHECK, experts.CHECK)
+# What a finished folder shows before a tensor is read.
+_OF_BYTES = frozenset({"manifest", "bytes", "values", "plan", "logits", "earlier"})
+CHECKS_OF_HEADERS: tuple[Check, ...] = tuple(check for check in CHECKS if _OF_BYTES.isdisjoint(check.needs))

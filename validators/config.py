@@ -15,8 +15,9 @@ from validators.check import Check, Judgement, Outcome, judge
 from validators.expectation import Evidence
 from validators.measured import role_of
 from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
+from validators.quantization import read_quantization
 from validators.release import Release
-from validators.shapes import main_dtype
+from validators.shapes import main_dtype, whole_tensors
 
 Config = Mapping[str, object]
 
@@ -251,8 +252,11 @@ def _judge_spellings(config: Config) -> Iterator[Judgement]:
 
 def _judge_dims(config: Config, release: Release) -> Iterator[Judgement]:
     rows = DIMS.get(str(config.get("model_type")), ())
-    dims = _dims(config)
+    dims, said = _dims(config), read_quantization(release)
+    shapeless = said.encoded if said.unjudged else frozenset[str]()  # of parts whose format is not known, shapes say nothing
     for tensor in release.stored():
+        if tensor.name in shapeless:
+            continue
         role = role_of(tensor.name)
         for row in rows:
             if not role.endswith(row.suffix) or len(tensor.shape) <= row.dim:
@@ -303,7 +307,7 @@ def _judge_numbers(config: Config) -> Iterator[Judgement]:
 
 
 def _judge_dtype(config: Config, release: Release) -> Iterator[Judgement]:
-    new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(release.stored())
+    new, old, written = read_field(config, "dtype"), read_field(config, "torch_dtype"), main_dtype(whole_tensors(release))
     for field, value in (("dtype", new), ("torch_dtype", old)):
         if value is not None and written in UNQUANTIZED:
             yield _judge("config.dtype", field, right=dtype_code(str(value)) == written, expected=written, found=f"{value}")

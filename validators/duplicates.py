@@ -17,6 +17,7 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.measured import compared_rows, measured_rows
 from validators.policy import NEAR_DISTANCE, ROUNDING_DISTANCE
+from validators.quantization import read_quantization
 from validators.sampled import read_samples
 from validators.siblings import Link, Matrix, index_places, is_alike, link_copies, telling_matrices
 
@@ -42,7 +43,8 @@ def examine(evidence: Evidence) -> Outcome:
         Findings, and the number of tensors looked at.
     """
     assert evidence.tensors is not None
-    rows = measured_rows(evidence.tensors)
+    aside = read_quantization(evidence.release).aside
+    rows = [row for row in measured_rows(evidence.tensors) if row.name not in aside]
     matrices = telling_matrices(rows, read_samples(evidence.tensors))
     links = _by_name(link_copies(matrices))
     units = _copied_units(matrices, links)

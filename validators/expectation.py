@@ -6,6 +6,7 @@ Dtypes are safetensors codes ("F32", "BF16"); shapes are tuples of element count
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 
 import pandas as pd
@@ -22,6 +23,7 @@ ITEMSIZE: Mapping[str, int] = MappingProxyType(
         "I8": 1,
         "F8_E4M3": 1,
         "F8_E5M2": 1,
+        "F8_E8M0": 1,
         "I16": 2,
         "U16": 2,
         "F16": 2,
@@ -34,7 +36,7 @@ ITEMSIZE: Mapping[str, int] = MappingProxyType(
         "F64": 8,
     }
 )
-FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F16", "BF16", "F32", "F64"})
+FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F16", "BF16", "F32", "F64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Expectation:
 
     `shapes` says nothing of dtypes (those follow the request). `tied` lists (kept, alias) name pairs that are one tensor when
     `is_tied`. `embedding` names the token embedding, (vocab, hidden); `head` the output projection. `keep_fp32` are the names whose
-    dtype a cast leaves alone.
+    dtype a cast leaves alone. `quantized` are the shapes of weights that are stored in parts, by the weight's own name; `shapes` has the
+    parts, and the other fields name the part with the values.
     """
 
     family: str
@@ -82,17 +85,33 @@ class Expectation:
     embedding: str = ""
     head: str = ""
     keep_fp32: frozenset[str] = frozenset()
+    quantized: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a release is held against besides values: `config`, `generation_config` and tokenizer of `folder`.
+
+    `defaults` are what the config's class takes absent fields for; empty where the class is not known. `tensors` is a TensorTable of
+    an earlier release, whose weights are others; None where none was measured.
+    """
+
+    folder: Path
+    config: Mapping[str, object] = field(default_factory=dict)
+    generation_config: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    tensors: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known of a release when the checks run. What was not gathered is None or empty, and the checks that need it are skipped.
 
-    `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable (validators.tables). `dtype` is the release dtype code asked
-    for, "" for the source's own. `assets` is the folder of config and tokenizer as the user handed them in. `reasons` says, per need,
-    why it is absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name.
-    `in_stage` says that the release is complete but not committed yet. `suite` is the JSON text of
-    the policy's statistics suite, "" for the one that is shipped.
+    `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable, `parts` a PartTable (validators.tables). `dtype` is the
+    release dtype code asked for, "" for the source's own. `reasons` says, per need, why it is absent ("no config.json in --assets").
+    `digests` are sha256 hex digests of weight files as re-read, by file name. `in_stage` says that the release is complete but not
+    committed yet. `suite` is the JSON text of the policy's statistics suite, "" for the one that is shipped. `reference` is what
+    config, tokenizer and statistics are held against.
     """
 
     release: Release
@@ -100,6 +119,7 @@ class Evidence:
     plan: pd.DataFrame | None = None
     tensors: pd.DataFrame | None = None
     values: pd.DataFrame | None = None
+    parts: pd.DataFrame | None = None
     witnesses: tuple[Witness, ...] = ()
     logits: tuple[LogitsComparison, ...] = ()
     dtype: str = ""
@@ -107,6 +127,7 @@ class Evidence:
     reasons: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     in_stage: bool = False
+    reference: Reference | None = None
 
 
 _STORED = TypeAdapter(Expectation)

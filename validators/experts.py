@@ -19,6 +19,7 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence, Expectation
 from validators.measured import Signature, compared_rows, measured_rows
 from validators.release import StoredTensor
+from validators.shapes import whole_tensors
 
 _EXPERT = re.compile(r"^(?P<prefix>(?:.*\.)?experts\.)(?P<expert>\d+)(?=\.)")
 _BOX = re.compile(r"^(?P<name>.*)\[(?P<box>[^\[\]]*)\]$")  # a PlanTable's source: name[o0:e0,o1:e1]
@@ -46,11 +47,12 @@ def examine(evidence: Evidence) -> Outcome:
     assert evidence.expected is not None
     layers = _layers(evidence.expected)
     stored = evidence.release.by_name()
+    whole = {tensor.name: tensor for tensor in whole_tensors(evidence.release)}
     sources, ids = _sources(evidence), _stored_ids(stored)
     findings = [
         *_judge_undeclared(layers, stored),
         *(found for layer in layers for found in _judge_ids(layer, stored, ids.get(layer.prefix, set()))),
-        *(found for layer in layers for found in _judge_shapes(layer, stored)),
+        *(found for layer in layers for found in _judge_shapes(layer, whole)),
         *(found for layer in layers for found in _judge_router(layer, stored, evidence.release.config)),
         *(found for layer in layers for found in _judge_sources(layer, sources)),
         *_judge_identical(layers, evidence),

@@ -12,6 +12,7 @@ from reports.model import Finding
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.measured import Measured, by_role, compared_rows, is_norm, measured_rows
+from validators.quantization import read_quantization
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -24,12 +25,14 @@ def examine(evidence: Evidence) -> Outcome:
         Findings, and the number of tensors judged.
     """
     rows = measured_rows(evidence.tensors)
+    aside = read_quantization(evidence.release).aside  # scales and zero points may be alike, or zero
+    groups = by_role(row for row in rows if row.name not in aside).values()
     kept = evidence.expected.keep_fp32 if evidence.expected else frozenset()
     proven = frozenset(row.name for row in compared_rows(evidence.values) if row.differing == 0)
     findings = [
         *(found for row in rows for found in _judge_finite(row)),
-        *(found for group in by_role(rows).values() for found in _judge_zero(group, kept, proven)),
-        *(found for group in by_role(rows).values() for found in _judge_constant(group)),
+        *(found for group in groups for found in _judge_zero(group, kept, proven)),
+        *(found for group in groups for found in _judge_constant(group)),
     ]
     measured = {
         "nonfinite": sum(row.nonfinite for row in rows),

@@ -1,6 +1,5 @@
 """Rows of the tables as typed values, and what equal statistics mean. No check of its own."""
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,14 +11,14 @@ import pandas as pd
 
 from validators.tables import parse_shape
 
-Signature = tuple[str, str, float, str, str, float, int]
+Signature = tuple[str, str, float, float, int, str, str]
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row of a TensorTable. `constant` is 1 when all elements (more than one) are equal."""
+    """One row of a TensorTable. `constant` is 1 when all elements (more than one) are equal, `parity` the XOR of their bits."""
 
     name: str
     file: str
@@ -31,6 +30,8 @@ class Measured:
     nonfinite: int
     zero_share: float
     constant: int
+    parity: str
+    sample: str
 
     @property
     def numel(self) -> int:
@@ -44,13 +45,11 @@ class Measured:
 
     @property
     def signature(self) -> Signature:
-        """Statistics that two tensors share only when they hold the same values, perhaps in another order.
+        """What two tensors share only when they hold the same values: exact statistics, and the sample.
 
-        `rms` and `mean` are rounded to 10 digits of the rms: the order of summation, which differs with the pieces a tensor is read in,
-        moves them by 1e-15 of it.
+        Neither rms nor mean are: the order of summation, which differs with the pieces a tensor is read in, moves them.
         """
-        scale = self.rms if math.isfinite(self.rms) and self.rms > 0 else 1.0
-        return (self.dtype, self.shape, self.absmax, f"{self.rms:.9e}", f"{self.mean / scale:.10f}", self.zero_share, self.nonfinite)
+        return (self.dtype, self.shape, self.absmax, self.zero_share, self.nonfinite, self.parity, self.sample)
 
     @property
     def is_telling(self) -> bool:

@@ -23,6 +23,7 @@ from validators.config import read_field
 from validators.expectation import Evidence
 from validators.measured import Measured, compared_rows, measured_rows, role_of
 from validators.policy import OUTLIER_FACTORS, OUTLIER_SPREADS, STRAIGHT_LEAN, UNQUANTIZED, ZERO_CENTRED_LEAN
+from validators.quantization import encoded_names
 from validators.sampled import read_samples, sample_values
 from validators.siblings import index_places
 from validators.tables import parse_shape
@@ -90,7 +91,8 @@ def examine(evidence: Evidence) -> Outcome:
         Findings, and the number of tensors looked at.
     """
     assert evidence.tensors is not None
-    rows, samples = measured_rows(evidence.tensors), read_samples(evidence.tensors)
+    encoded, samples = encoded_names(evidence.release), read_samples(evidence.tensors)
+    rows = [row for row in measured_rows(evidence.tensors) if row.name not in encoded]
     norms: dict[str, list[_Norm]] = defaultdict(list)
     for row in rows:
         if _is_norm(row):

@@ -58,7 +58,14 @@ OUTLIER_SPREADS = 8.0  # robust standard deviations of log rms; with the factors
 OUTLIER_FACTORS: Mapping[str, float] = MappingProxyType(  # rms against the median, and against both neighbours over layers
     {"layers": 2.0, "experts": 3.0, "edge": 5.0}  # first and last layers honestly differ by 2 to 3
 )
+DRIFT_FACTOR = 4.0  # rms of a matrix against that of an earlier release; training moves it by percents, a lost scale by far more
 UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
+
+# Relative rms of a dequantized weight against its source, by kind and bits: what one scale per channel, block or group of 128 leaves.
+# Other bits have only the bound that follows from their scales. Sound values: e4m3 0.026, int8 0.009, int4 0.09 to 0.11.
+ENCODING_ERRORS: Mapping[tuple[str, int], float] = MappingProxyType({("float", 8): 0.04, ("int", 8): 0.015, ("int", 4): 0.12})
+ROUNDING_SLACK = 1.2  # an integer encoding may be so many times coarser than rounding to its own scales
+CALIBRATED_SLACK = 1.5  # below 8 bits, calibrated methods (GPTQ) trade the error of single weights for that of the layer's output
 
 REQUIRED_CHECKS: frozenset[str] = frozenset()  # names of checks whose skipping turns the verdict; by default none
 

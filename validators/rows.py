@@ -20,6 +20,7 @@ from validators.config import read_field
 from validators.expectation import Evidence
 from validators.measured import Measured, compared_rows, measured_rows
 from validators.policy import REPEATED_BLOCK_ROWS
+from validators.quantization import encoded_names
 from validators.sampled import ZERO_ROW, Run, read_repeated
 from validators.tables import parse_shape
 from validators.token_files import content_of
@@ -69,7 +70,9 @@ def examine(evidence: Evidence) -> Outcome:
     """
     assert evidence.tensors is not None
     rows, repeated = measured_rows(evidence.tensors), read_repeated(evidence.tensors)
-    matrices = [_Rows(row.name, parse_shape(row.shape)[0], repeated.get(row.name, ())) for row in rows if _is_vocabulary(row, evidence)]
+    encoded = encoded_names(evidence.release)
+    whole = [row for row in rows if row.name not in encoded and _is_vocabulary(row, evidence)]
+    matrices = [_Rows(row.name, parse_shape(row.shape)[0], repeated.get(row.name, ())) for row in whole]
     tokens = _tokens(evidence)
     proven = frozenset(row.name for row in compared_rows(evidence.values) if row.differing == 0)
     findings = [

@@ -1,7 +1,8 @@
 """Every tensor has the shape the config implies and the dtype that was asked for.
 
 Dtypes. One float dtype per release: the one requested; without a request the source's own, tensor by tensor as planned; without a plan
-the one most elements have. Names on the expectation's keep-in-fp32 list are left alone by a cast.
+the one most elements have. Names on the expectation's keep-in-fp32 list are left alone by a cast. Parts of quantized weights are the
+`quantized` check's.
 """
 
 from collections import Counter
@@ -13,7 +14,8 @@ from reports.codes import finding
 from reports.model import Finding
 from validators.check import Check, Outcome
 from validators.expectation import FLOATS, Evidence, Expectation
-from validators.release import StoredTensor
+from validators.quantization import encoded_names
+from validators.release import Release, StoredTensor
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -27,7 +29,7 @@ def examine(evidence: Evidence) -> Outcome:
     """
     expected = evidence.expected
     assert expected is not None
-    stored = [tensor for tensor in evidence.release.stored() if _expected_shape(tensor.name, expected) is not None]
+    stored = [tensor for tensor in whole_tensors(evidence.release) if _expected_shape(tensor.name, expected) is not None]
     findings = [
         *(found for tensor in stored for found in _judge_shape(tensor, expected)),
         *_judge_dtypes(stored, _DtypeRule.of(evidence, stored)),
@@ -36,6 +38,19 @@ def examine(evidence: Evidence) -> Outcome:
     for tensor in stored:
         numel[tensor.dtype] += prod(tensor.shape)
     return Outcome(tuple(findings), len(stored), {f"elements_{code}": count for code, count in sorted(numel.items())})
+
+
+def whole_tensors(release: Release) -> list[StoredTensor]:
+    """Return the stored tensors whose values mean something by themselves.
+
+    Args:
+        release: headers and config.
+
+    Returns:
+        All but parts of quantized weights, in the order stored.
+    """
+    encoded = encoded_names(release)
+    return [tensor for tensor in release.stored() if tensor.name not in encoded]
 
 
 def main_dtype(stored: Iterable[StoredTensor]) -> str:

@@ -17,6 +17,7 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.measured import is_norm, role_of
 from validators.policy import UNQUANTIZED
+from validators.quantization import encoded_names
 from validators.suite import COLUMNS, DEFAULT_SUITE
 from validators.tables import parse_shape
 
@@ -41,7 +42,7 @@ def examine(evidence: Evidence) -> Outcome:
     from validators.suite_run import run_suite
 
     assert evidence.tensors is not None
-    table = extend_table(evidence.tensors)
+    table = extend_table(evidence.tensors, encoded_names(evidence.release))
     found = run_suite(evidence.suite or DEFAULT_SUITE.read_text(encoding="utf-8"), table)
     unusable = [f"{rule.says} ({rule.error})" for rule in found.rules if rule.error]
     if unusable:
@@ -51,11 +52,12 @@ def examine(evidence: Evidence) -> Outcome:
     return Outcome(tuple(findings), len(table), measured, attachments={ATTACHMENT: found.text})
 
 
-def extend_table(tensors: pd.DataFrame) -> pd.DataFrame:
+def extend_table(tensors: pd.DataFrame, encoded: frozenset[str] = frozenset()) -> pd.DataFrame:
     """Return the columns that a rule may name: a TensorTable's numbers, and what rules choose rows by.
 
     Args:
         tensors: a TensorTable.
+        encoded: names of tensors that mean nothing by themselves.
 
     Returns:
         A new table of COLUMNS: `role`, `kind`, `numel` and `ndim` are added.
@@ -64,7 +66,9 @@ def extend_table(tensors: pd.DataFrame) -> pd.DataFrame:
     names, dtypes = tensors["name"].tolist(), tensors["dtype"].tolist()
     extended = tensors.assign(
         role=[role_of(name) for name in names],
-        kind=[_kind(name, dtype, len(shape)) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)],
+        kind=[
+            "other" if name in encoded else _kind(name, dtype, len(shape)) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
+        ],
         numel=[prod(shape) for shape in shapes],
         ndim=[len(shape) for shape in shapes],
     )

@@ -71,9 +71,9 @@ class TensorTable(_Table):
     """One row per released tensor, measured on bytes re-read from disk.
 
     `absmax`, `rms`, `mean` are over finite elements, in fp64; `nonfinite` counts NaN and infinities; `zero_share` is the share of exact
-    zeros; `constant` is 1 when all elements are equal (of more than one). `relative_error` is rms(release - source) / rms(source), NaN
-    where nothing was compared. `sample` holds values to compare with, and `repeated` the rows of a matrix outside the layers that are zero
-    or equal an earlier one: see validators.sampled.
+    zeros; `constant` is 1 when all elements are equal (of more than one); `parity` is the XOR of all elements' bits, in hex.
+    `relative_error` is rms(release - source) / rms(source), NaN where nothing was compared. `sample` holds values to compare with, and
+    `repeated` the rows of a matrix outside the layers that are zero or equal an earlier one: see validators.sampled.
     """
 
     name: Series[str] = pa.Field(str_length={"min_value": 1})
@@ -87,9 +87,13 @@ class TensorTable(_Table):
     nonfinite: Series[int] = pa.Field(ge=0)
     zero_share: Series[float] = pa.Field(nullable=True)
     constant: Series[int] = pa.Field(isin=[0, 1])
+    parity: Series[str]
     relative_error: Series[float] = pa.Field(nullable=True)
     sample: Series[str]
     repeated: Series[str]
+
+
+SECOND_COPY = "second copy"  # the witness of weights that a checkpoint holds twice, the copy in lower precision
 
 
 class ValueTable(_Table):
@@ -110,6 +114,24 @@ class ValueTable(_Table):
     expected_crc32: Series[int] = pa.Field(ge=-1)
     found_crc32: Series[int] = pa.Field(ge=-1)
     flushed: Series[int] = pa.Field(ge=0)
+
+
+class PartTable(_Table):
+    """One row per part of a quantized weight, and per scale of the key-value cache.
+
+    `low` and `high` are the least and greatest finite scale, or zero point as a number; NaN for other parts. `nonfinite` counts scales that
+    are none. `listed` is the shape that a part writes down, as text. Of the part with the values: `relative_error` is rms(dequantized -
+    source) / rms(source), and `rounding` what rounding to the nearest value leaves of it by itself, given these scales; NaN where nothing
+    was compared.
+    """
+
+    name: Series[str] = pa.Field(str_length={"min_value": 1}, unique=True)
+    low: Series[float] = pa.Field(nullable=True)
+    high: Series[float] = pa.Field(nullable=True)
+    nonfinite: Series[int] = pa.Field(ge=0)
+    listed: Series[str]
+    relative_error: Series[float] = pa.Field(nullable=True)
+    rounding: Series[float] = pa.Field(nullable=True)
 
 
 def write_table(model: type[_Table], table: pd.DataFrame, path: Path) -> Path:

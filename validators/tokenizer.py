@@ -1,8 +1,8 @@
 """The tokenizer fits the embedding, and tokenizer, config and generation config agree on special ids.
 
 Files are parsed as they lie: the vocabulary (validators.vocabulary), tokenizer_config.json (special tokens, limits, chat template),
-chat_template.jinja; what several files say of one thing is compared in validators.token_files. transformers is imported only to
-render the chat template of a written release, and for a vocabulary in no known file.
+chat_template.jinja; what several files say of one thing is compared in validators.token_files. The chat template of a written release is
+rendered by transformers (validators.loaded_tokenizer).
 
 A special id of null, and a padding id below 0, is unset. A model_max_length absent or above UNSET_LENGTH is unset.
 """
@@ -18,6 +18,7 @@ from reports.model import Measure
 from validators.check import Check, Judgement, Outcome, attempt, judge
 from validators.config import read_field
 from validators.expectation import Evidence
+from validators.loaded_tokenizer import render_chat
 from validators.policy import UNSET_LENGTH
 from validators.token_files import content_of, judge_token_files
 from validators.vocabulary import parse_object, read_vocabulary
@@ -156,16 +157,9 @@ def _judge_template(loaded: _Tokenizer, *, is_written: bool) -> Iterator[Judgeme
         where, right = "chat_template.jinja", bool(loaded.template)
         yield judge("tokenizer.chat-template-lost", where, right=right, expected="a chat template", found=found)
     if loaded.template and is_written:
-        rendered = attempt(lambda: _render_greeting(loaded.folder))
+        rendered = attempt(lambda: render_chat(loaded.folder, _GREETING))
         right = not isinstance(rendered, Exception) and bool(rendered)
         yield judge("tokenizer.chat-template-broken", "chat_template", right=right, expected="renders one message", found=f"{rendered}")
-
-
-def _render_greeting(folder: Path) -> str:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return str(tokenizer.apply_chat_template(list(_GREETING), tokenize=False))
 
 
 CHECK = Check("tokenizer", ("tokenizer",), examine)

@@ -1,7 +1,7 @@
 """Every released tensor equals, bit for bit, what a second reading of the source says it must be after the declared mapping and cast.
 
 A tensor that differs is looked for elsewhere: its checksum among those that other tensors should have (exchanged), its statistics among
-those that other tensors have (copied).
+those that other tensors have (copied). Quantized weights are the `quantized` check's.
 """
 
 from collections import defaultdict
@@ -14,6 +14,8 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.measured import Compared, Measured, Signature, compared_rows, measured_rows
 from validators.policy import FLUSHED_SHARE
+from validators.shapes import whole_tensors
+from validators.tables import SECOND_COPY
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -28,7 +30,7 @@ def examine(evidence: Evidence) -> Outcome:
     compared: dict[str, list[Compared]] = defaultdict(list)
     for row in compared_rows(evidence.values):
         compared[row.name].append(row)
-    stored = list(evidence.release.stored())
+    stored = whole_tensors(evidence.release)
     rows = [row for group in compared.values() for row in group]
     findings = [
         *(found for tensor in stored for found in _judge_coverage(tensor.name, tensor.shape, compared.get(tensor.name, ()))),
@@ -65,7 +67,10 @@ def _judge_values(rows: Sequence[Compared], tensors: Sequence[Measured]) -> Iter
             continue
         others = [name for name in wanted.get(row.found_crc32, ()) if name != row.name]
         copies = [name for name in holders.get(signatures[row.name], ()) if name != row.name] if row.name in signatures else []
-        if others:
+        if row.witness == SECOND_COPY:
+            found = f"{row.differing} of {row.numel} differ once rounded, by at most {row.max_abs:.3g}, first at {row.first}"
+            yield finding("values.copy-differs", row.name, expected="rounded, the checkpoint's copy in training precision", found=found)
+        elif others:
             yield finding("values.exchanged", row.name, expected="its own values", found=f"those of {others[0]}")
         elif copies:
             yield finding("values.duplicated", row.name, expected="its own values", found=f"the same as {copies[0]}")

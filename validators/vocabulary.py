@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from reports.errors import FormatError
+from validators.loaded_tokenizer import list_ids
 
 Ids = Mapping[str, int]
 _BYTES, _VARINT, _FIXED64, _FIXED32 = 2, 0, 1, 5  # protobuf wire types
@@ -89,10 +90,7 @@ def _first_vocabulary(folder: Path) -> Ids:
     for name, parse in PARSERS.items():
         if (folder / name).is_file():
             return parse(folder / name)
-    from transformers import AutoTokenizer
-
-    ids: dict[str, int] = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_vocab()
-    return ids
+    return list_ids(folder)
 
 
 def _of_tokenizer_json(path: Path) -> Ids:

@@ -87,6 +87,29 @@ class StoredBox(Protocol):
         """
 
 
+def flat_boxes(shape: Ints, start: int, stop: int) -> Iterator[tuple[Box, int]]:
+    """Yield boxes that hold the elements [start, stop) of a tensor, counted in C order; each is the largest that fits there.
+
+    Args:
+        shape: of the whole tensor.
+        start: first element.
+        stop: behind the last.
+
+    Yields:
+        A box, and the number of its first element.
+    """
+    blocks = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    while start < stop:
+        index = tuple(int(i) for i in np.unravel_index(start, shape)) if shape else ()
+        dim = next((d for d, block in enumerate(blocks) if start % block == 0 and start + block <= stop), None)
+        if dim is None:
+            yield Box((), ()), start
+            return
+        count = min((stop - start) // blocks[dim], shape[dim] - index[dim])
+        yield Box((*index[: dim + 1], *(0 for _ in shape[dim + 1 :])), (*(1 for _ in shape[:dim]), count, *shape[dim + 1 :])), start
+        start += count * blocks[dim]
+
+
 def refuse_outside(path: str, where: str) -> None:
     """Refuse a path found inside a checkpoint that leaves it.
 

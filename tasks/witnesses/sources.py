@@ -20,6 +20,7 @@ from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox, refuse_outside
 from tasks.witnesses.dcp_metadata import DcpTensor, ItemPlace, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.torch_items import SavedTensor, list_tensors
+from tasks.witnesses.zero import decode_universal, decode_zero
 
 Stored = Mapping[str, tuple[StoredBox, ...]]
 
@@ -204,6 +205,8 @@ DECODERS: Mapping[str, Callable[[tuple[Path, ...]], Stored]] = {
     "dcp": _decode_dcp,
     "dcp_hf": _decode_dcp_hf,
     "hf": _decode_hf,
+    "zero": decode_zero,
+    "universal": decode_universal,
     "fsdp1_ranks": partial(_refuse, "torch.load(weights_only=True) refuses the ShardedTensor pickles of per-rank FSDP1 files"),
 }
 

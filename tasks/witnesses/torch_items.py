@@ -198,6 +198,25 @@ def list_tensors(path: Path) -> dict[str, StoredBox]:
     return stored
 
 
+def locate_values(meta: torch.Tensor, path: Path) -> int:
+    """Return where the values of a tensor begin in its file.
+
+    Args:
+        meta: a tensor of a whole file, loaded onto the meta device.
+        path: the file.
+
+    Returns:
+        The byte.
+
+    Raises:
+        FormatError: they do not lie there in C order.
+    """
+    first = _first_byte(meta, 0)
+    if first is None:
+        raise FormatError(f"a tensor of shape {tuple(meta.shape)} is not stored in C order", where=str(path))
+    return first
+
+
 def _first_byte(meta: torch.Tensor, start: int) -> int | None:
     # Where a tensor's values begin in the outer file; None when they do not lie there in C order and little-endian.
     offset = meta.untyped_storage()._checkpoint_offset

@@ -1,7 +1,8 @@
 """A small, slow, independent measurer: TensorTable, ValueTable and logits of a release, by torch and the safetensors library alone."""
 
 import zlib
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import xor
 from pathlib import Path
 
 import pandas as pd
@@ -92,10 +93,17 @@ def _statistics(file: str, name: str, tensor: torch.Tensor) -> dict:
         "nonfinite": len(values) - len(finite),
         "zero_share": (values == 0).double().mean().item(),
         "constant": int(len(values) > 1 and bool((values == values[0]).all())),
+        "parity": parity_of(tensor),
         "relative_error": float("nan"),
         "sample": values_at(tensor, 32),
         "repeated": repeated_rows(tensor) if tensor.ndim == 2 and not any(part.isdecimal() for part in name.split(".")) else "",
     }
+
+
+def parity_of(tensor: torch.Tensor) -> str:
+    """Return the XOR of all values' bits, in hex."""
+    bits = tensor.flatten().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return f"{reduce(xor, bits.tolist(), 0) % 256 ** tensor.element_size():x}"
 
 
 def values_at(tensor: torch.Tensor, count: int) -> str:

@@ -121,8 +121,8 @@ def test_every_naming_makes_every_target_from_sources_of_its_own_names(family):
     config = _config(model_type, {"tie_word_embeddings": False, **({"num_key_value_heads": 2} if model_type != "gpt2" else {})}).to_dict()
     dims = family.dims(config)
     expected = family.expectation(dims)
-    for naming in family.namings:
-        sources = _sources_of(naming, expected.shapes, dims.sizes)
+    for naming, rows in [(each, rows) for each in family.namings for rows in (each.rows, each.rows[::-1])]:
+        sources = _sources_of(rows, expected.shapes, dims.sizes)
         if len(sources) == 0:
             continue
         assert family.naming(sources) == naming, naming.name
@@ -131,14 +131,17 @@ def test_every_naming_makes_every_target_from_sources_of_its_own_names(family):
         assert {box.name for _, t in plan.tensors() for box in t.inputs} == set(sources)
 
 
-def _sources_of(naming, shapes: Shapes, sizes) -> Shapes:
-    # Per rule, its source for every layer and expert whose targets the release holds; shapes by the op's inverse.
+def _sources_of(rows, shapes: Shapes, sizes) -> Shapes:
+    # Per rule, its source for every layer and expert whose targets the release holds; shapes by the op's inverse. Of two names for the same
+    # targets, the one whose rule comes first.
     found: Shapes = {}
+    fed: set[str] = set()
     layers, experts = range(sizes["num_layers"]), range(sizes.get("num_experts", 1))
-    for row in naming.rows:
+    for row in rows:
         for layer, expert in product(layers if "{layer}" in row.source else [0], experts if "{expert}" in row.source else [0]):
             targets = [t.format(layer=layer, expert=expert) for t in getattr(row, "targets", ())]
-            if targets and all(target in shapes for target in targets):
+            if targets and all(target in shapes for target in targets) and not fed.intersection(targets):
+                fed |= set(targets)
                 source = row.source.format(layer=layer, expert=expert)
                 found[source] = row.op.source_shape([shapes[target] for target in targets], sizes)
     return found

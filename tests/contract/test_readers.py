@@ -12,6 +12,8 @@ from reports.errors import FormatError
 from tasks.engine.formats.reader import CheckpointReader, Source
 from tasks.engine.formats.readers import READERS, open_checkpoint
 from tests.builders import hf as hf_builder
+from tests.builders import universal as universal_builder
+from tests.builders import zero as zero_builder
 from tests.contract.assembled import assemble, read_values, same_bytes
 
 # reader → layouts of tests.builders.dcp it reads
@@ -20,14 +22,55 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "dcp_hf": ("dcp_hf",),
     "fsdp1_ranks": ("fsdp1_sharded_tensors", "fsdp1_dtensors", "hsdp_dtensors", "tp_fsdp_dtensors"),
 }
-# reader → writers of folders that need no process group
-BUILT: dict[str, tuple[tuple[str, Callable[[Path], object]], ...]] = {
+
+
+def _hf(write: Callable[[Path], object]) -> Callable[[Path], dict[str, torch.Tensor]]:
+    def build(folder: Path) -> dict[str, torch.Tensor]:
+        write(folder)
+        return dict(hf_builder.WEIGHTS)
+
+    return build
+
+
+def _zero(stage: int, world: int, **layout: object) -> Callable[[Path], dict[str, torch.Tensor]]:
+    def build(folder: Path) -> dict[str, torch.Tensor]:
+        save = zero_builder.example(stage, world, **layout)
+        zero_builder.write_zero(folder, save)
+        return save.truth
+
+    return build
+
+
+def _universal(stage: int, **options: int) -> Callable[[Path], dict[str, torch.Tensor]]:
+    def build(folder: Path) -> dict[str, torch.Tensor]:
+        save = zero_builder.example(stage, 2)
+        universal_builder.write_universal(folder, save, **options)
+        return universal_builder.universal_truth(save)
+
+    return build
+
+
+# reader → builders of folders that need no process group; each returns what was written
+BUILT: dict[str, tuple[tuple[str, Callable[[Path], dict[str, torch.Tensor]]], ...]] = {
     "hf": (
-        ("shards", hf_builder.write_shards),
-        ("bin_shards", lambda folder: hf_builder.write_shards(folder, suffix=".bin")),
-        ("single", lambda folder: hf_builder.write_file(folder / "model.safetensors", hf_builder.WEIGHTS)),
-        ("single_bin", lambda folder: hf_builder.write_file(folder / "pytorch_model.bin", hf_builder.WEIGHTS)),
-    )
+        ("shards", _hf(hf_builder.write_shards)),
+        ("bin_shards", _hf(lambda folder: hf_builder.write_shards(folder, suffix=".bin"))),
+        ("single", _hf(lambda folder: hf_builder.write_file(folder / "model.safetensors", hf_builder.WEIGHTS))),
+        ("single_bin", _hf(lambda folder: hf_builder.write_file(folder / "pytorch_model.bin", hf_builder.WEIGHTS))),
+    ),
+    "zero": (
+        ("zero1_frozen", _zero(1, 3)),
+        ("zero1_bf16_optimizer", _zero(1, 2, layout="bf16")),
+        ("zero2_gaps", _zero(2, 4, gap=3, dtype=torch.float16)),
+        ("zero3_subgroups", _zero(3, 3, sub_numel=20)),
+        ("zero3_one_rank", _zero(3, 1, dtype=torch.float32)),
+    ),
+    "universal": (
+        ("universal_step_from_zero1", _universal(1)),
+        ("universal_step_from_zero2", _universal(2)),
+        ("universal_step_from_zero3", _universal(3)),
+        ("universal_step_with_surplus", _universal(3, surplus=2)),
+    ),
 }
 FILES = [
     (reader, layout)
@@ -41,8 +84,7 @@ def _checkpoint(reader: type[CheckpointReader], layout: str, written: Path, tmp_
     if build is None:
         return written / layout / "ckpt", load_file(written / layout / "truth.safetensors")
     (tmp_path / layout).mkdir()
-    build(tmp_path / layout)
-    return tmp_path / layout, dict(hf_builder.WEIGHTS)
+    return tmp_path / layout, build(tmp_path / layout)
 
 
 def test_every_reader_has_a_checkpoint_by_its_formats_own_writer():
@@ -93,7 +135,7 @@ class TestWrittenByItsFramework:
         copy = tmp_path / "copy"
         shutil.copytree(folder, copy)
         before = open_checkpoint(copy).catalog()
-        path = copy / before.table.files[0] if layout != "torchtitan" else copy / "step-7" / before.table.files[0]
+        path = Path(before.root) / before.table.files[0]
         path.touch()
         assert open_checkpoint(copy).catalog().digest != before.digest
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.builders.releases import MODELS, SoundRelease, build_release
+from tests.builders.quantized import build_all
+from tests.builders.releases import SoundRelease
 
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory) -> dict[str, SoundRelease]:
     """The sound release of every model, by name."""
-    return {name: build_release(name, tmp_path_factory.mktemp(name)) for name in MODELS}
+    return build_all(tmp_path_factory.mktemp("sound"))

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from reports.codes import CODES
-from tests.builders.releases import MODELS, SoundRelease, build_release
+from tests.builders.quantized import build_all
+from tests.builders.releases import SoundRelease
 from tests.faults.planting import Fault, checks_for, judge_all, plant_and_gather
 from validators.expectation import Evidence
 
@@ -17,25 +18,29 @@ PAGE = Path(__file__).parents[2] / "docs/faults-by-evidence.md"
 HEAD = """# What it takes to see each planted fault
 
 Written by `make faults`; `tests/faults/test_faults.py` holds every row. A fault is planted into a sound release, and the checks are run
-four times: on the folder's bytes alone; with its config and tokenizer; against the values of the source as well; and on logits, without the
-source. **yes**: an error turned the verdict (or, for a fault that is only warned of, the warning came).
+five times: on the folder's bytes alone (and what its config says of quantization, without which they mean nothing); with its config and
+tokenizer; with those of a reference beside them (the trainer's, or an earlier release); against the values of the source; and on logits,
+without the source. **yes**: an error turned the verdict (or, for a fault that is only warned of, the warning came).
 """
 
 
 def _without_reference(evidence: Evidence) -> Evidence:
-    return replace(evidence, plan=None, values=None, logits=())
+    parts = None if evidence.parts is None else evidence.parts.assign(relative_error=float("nan"), rounding=float("nan"))
+    return replace(evidence, plan=None, values=None, logits=(), parts=parts, reference=None)
 
 
 def _bytes_alone(evidence: Evidence) -> Evidence:
-    release = replace(evidence.release, config={}, generation_config={}, assets=None)
+    said = {name: value for name, value in evidence.release.config.items() if name == "quantization_config"}
+    release = replace(evidence.release, config=said, generation_config={}, assets=None)
     return replace(_without_reference(evidence), release=release, expected=None)
 
 
 LEVELS: Mapping[str, Callable[[Evidence], Evidence]] = {
     "bytes alone": _bytes_alone,
     "config and tokenizer": _without_reference,
-    "source's values": lambda evidence: replace(evidence, logits=()),
-    "logits": lambda evidence: replace(evidence, plan=None, values=None),
+    "a reference's": lambda evidence: replace(_without_reference(evidence), reference=evidence.reference),
+    "source's values": lambda evidence: replace(evidence, logits=(), reference=None),
+    "logits": lambda evidence: replace(_without_reference(evidence), logits=evidence.logits),
 }
 
 
@@ -45,7 +50,9 @@ def levels_of(fault: Fault, evidence: Evidence) -> dict[str, bool]:
 
 
 def _is_seen(fault: Fault, evidence: Evidence) -> bool:
-    findings = [finding for result in judge_all(evidence, checks_for(fault)) for finding in result.findings]
+    has_config = bool(evidence.release.config.keys() - {"quantization_config"})
+    checks = tuple(check for check in checks_for(fault) if has_config or check.name != "config")
+    findings = [finding for result in judge_all(evidence, checks) for finding in result.findings]
     wanted = CODES[fault.code].severity
     return any(f.code == fault.code if wanted != "error" else f.severity == "error" for f in findings)
 
@@ -63,7 +70,7 @@ def render(faults: tuple[Fault, ...]) -> str:
     columns = ["fault", "model", "code", *LEVELS]
     lines = [HEAD, f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     with tempfile.TemporaryDirectory() as scratch:
-        sound = {name: build_release(name, Path(scratch) / name) for name in MODELS}
+        sound = build_all(Path(scratch))
         lines += list(_rows(faults, sound, Path(scratch)))
     return "\n".join(lines) + "\n"
 
@@ -77,7 +84,7 @@ def _rows(faults: tuple[Fault, ...], sound: Mapping[str, SoundRelease], scratch:
 
 
 if __name__ == "__main__":
-    from tests.faults.test_faults import FAULTS
+    from tests.faults.planted import FAULTS
 
     PAGE.write_text(render(FAULTS), encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))

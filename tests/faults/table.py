@@ -7,13 +7,8 @@ from pathlib import Path
 
 from reports.codes import CODES
 from tests.faults.faults_in_checkpoints import FAULTS as IN_CHECKPOINTS
-from tests.faults.faults_in_files import FAULTS as IN_FILES
-from tests.faults.faults_in_policy import FAULTS as IN_POLICY
 from tests.faults.faults_in_resume import RESTORES, RESUMES
-from tests.faults.faults_in_siblings import FAULTS as IN_SIBLINGS
-from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
-from tests.faults.faults_in_the_folder import FAULTS as IN_FOLDER
-from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
+from tests.faults.planted import FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 HEAD = """# Finding codes, and the faults planted to prove them
@@ -27,7 +22,7 @@ and other controls must pass without a word. A warning never turns a verdict.
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_POLICY, *IN_CHECKPOINTS, *RESUMES, *RESTORES):
+    for fault in (*FAULTS, *IN_CHECKPOINTS, *RESUMES, *RESTORES):
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():

@@ -5,16 +5,8 @@ import pytest
 from reports.codes import CODES
 from reports.drill_codes import DRILL_CODES
 from tests.faults.evidence import PAGE, levels_of, row_of
-from tests.faults.faults_in_files import FAULTS as IN_FILES
-from tests.faults.faults_in_policy import FAULTS as IN_POLICY
-from tests.faults.faults_in_siblings import FAULTS as IN_SIBLINGS
-from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
-from tests.faults.faults_in_the_folder import FAULTS as IN_FOLDER
-from tests.faults.faults_in_weights import FAULTS as IN_WEIGHTS
-from tests.faults.planting import Fault, judge, plant_and_gather
-
-FAULTS: tuple[Fault, ...] = (*IN_FILES, *IN_FOLDER, *IN_WEIGHTS, *IN_SIBLINGS, *IN_STRUCTURE, *IN_POLICY)
-
+from tests.faults.planted import FAULTS
+from tests.faults.planting import judge, plant_and_gather
 
 ELSEWHERE = {"sensitivity.missed", *DRILL_CODES}  # tests/integration/test_prove.py, test_faults_in_checkpoints.py
 

@@ -1,19 +1,25 @@
 """README.md does what it says: its commands are the real command line's, its paths exist, its tables are the code's."""
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from flows.cli import app
 from tasks.engine.families.families import FAMILIES
 from tasks.engine.formats.readers import READERS
 from tests.benchmarks.export import LIMITS
+from tests.builders.editing import set_fields
+from tests.builders.releases import build_release
 from tests.faults.table import PAGE as FAULTS_PAGE
+from validators.policy_file import default_policy_text
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +39,7 @@ _VARYING = (
 
 def commands() -> list[str]:
     """Every `shardwright …` command shown, without prompt and folder."""
-    lines = [line.removeprefix("$ ") for block in _BLOCKS for line in block.splitlines()] + _SPANS
+    lines = [line.removeprefix("$ ").removeprefix("      - run: ") for block in _BLOCKS for line in block.splitlines()] + _SPANS
     return [re.sub(r"^\.venv/bin/", "", line) for line in lines if re.match(r"(\.venv/bin/)?shardwright ", line)]
 
 
@@ -99,6 +105,64 @@ def test_performance_rows_are_the_benchmarks():
 
 def test_the_page_of_faults_is_linked():
     assert f"]({FAULTS_PAGE.relative_to(ROOT)})" in README
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder with a release, its assets, a policy, and on the path `shardwright` and an `hf` that notes what it is asked."""
+    build_release("dense", tmp_path / "release")
+    shutil.copytree(tmp_path / "release", tmp_path / "assets", ignore=shutil.ignore_patterns("*.safetensors*"))
+    (tmp_path / "policy.yaml").write_text(default_policy_text())
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli import main; main()"
+    programs = {"shardwright": f'exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"', "hf": 'echo "$@" >> uploaded'}
+    for name, line in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    return tmp_path
+
+
+def run_in(workplace: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a CI service would."""
+    path = {"PATH": f"{workplace / 'bin'}:{os.environ['PATH']}", "GITHUB_STEP_SUMMARY": str(workplace / "summary.md")}
+    return subprocess.run(command, cwd=workplace, env=os.environ | path, capture_output=True, text=True, timeout=500, check=False)
+
+
+def block_of(first: str) -> str:
+    """The block whose first line begins so."""
+    (found,) = [block for block in _BLOCKS if block.startswith(first)]
+    return found
+
+
+def damage(workplace: Path) -> None:
+    """Give the release another epsilon than its assets."""
+    set_fields(workplace / "release/config.json", rms_norm_eps=1e-5)
+
+
+def test_the_workflow_shown_accepts_a_sound_release_and_stops_at_its_first_step_for_another(workplace):
+    steps = [step["run"] for step in yaml.safe_load(block_of("# .github/workflows/gate.yml"))["jobs"]["gate"]["steps"] if "run" in step]
+    assert len(steps) == 2
+    for step in steps:
+        ended = run_in(workplace, "bash", "-e", "-c", step)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "sensitivity" in (workplace / "report/report.md").read_text()
+    assert (workplace / "gate.xml").is_file()
+    assert (workplace / "summary.md").read_text().count("accepted") >= 2
+    damage(workplace)
+    assert run_in(workplace, "bash", "-e", "-c", steps[0]).returncode == 1
+
+
+def test_the_script_shown_uploads_only_what_was_accepted(workplace):
+    (workplace / "publish.sh").write_text(block_of("# publish.sh"))
+    publish = ("sh", "publish.sh", "release", "acme/model")
+    ended = run_in(workplace, *publish)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (workplace / "uploaded").read_text() == "upload acme/model release\n"
+    (workplace / "uploaded").unlink()
+    damage(workplace)
+    assert run_in(workplace, *publish).returncode == 1
+    assert not (workplace / "uploaded").exists()
 
 
 def test_make_demo_is_the_first_command_and_prints_what_is_shown(tmp_path):

@@ -40,12 +40,13 @@ def multiply(left: int, right: int, modulus: int) -> int:
 def pieces_of(draw):
     content = draw(st.binary(min_size=1, max_size=200))
     cuts = sorted({0, len(content), *draw(st.lists(st.integers(0, len(content)), max_size=4))})
-    pieces = [CrcPiece(7, a, b - a, zlib.crc32(content[a:b])) for a, b in itertools.pairwise(cuts)]
+    pieces = [CrcPiece(FILE, 64 + a, b - a, zlib.crc32(content[a:b])) for a, b in itertools.pairwise(cuts)]
     return content, draw(st.permutations(pieces))
 
 
-def _recorded(content: bytes, crc32: int) -> dict[int, RecordedCrc]:
-    return {7: RecordedCrc("w", FILE, 64, len(content), crc32)}
+def _recorded(content: bytes, crc32: int) -> list[RecordedCrc]:
+    before, behind = RecordedCrc("others", FILE, 0, 64, 1), RecordedCrc("others", FILE, 64 + len(content), 9, 1)
+    return [before, RecordedCrc("the values of w", FILE, 64, len(content), crc32), behind, RecordedCrc("others", "/ckpt/a", 64, 9, 1)]
 
 
 @given(pieces_of())
@@ -59,22 +60,34 @@ def test_one_flipped_bit_in_one_piece_is_refused_naming_tensor_and_file(drawn, b
     content, pieces = drawn
     damaged = bytearray(content)
     damaged[bit // 8 % len(content)] ^= 1 << bit % 8
-    seen = [CrcPiece(p.fragment, p.start, p.nbytes, zlib.crc32(damaged[p.start : p.start + p.nbytes])) for p in pieces]
+    seen = [CrcPiece(FILE, p.start, p.nbytes, zlib.crc32(damaged[p.start - 64 : p.start - 64 + p.nbytes])) for p in pieces]
     with pytest.raises(FormatError, match="values of w have CRC32") as refusal:
         verify_pieces(_recorded(content, zlib.crc32(content)), seen, None)
     assert FILE in str(refusal.value)
 
 
 @given(pieces_of(), st.data())
-def test_pieces_with_a_gap_or_an_overlap_are_left_and_then_read_again(drawn, data):
+def test_bytes_that_no_piece_covers_are_read_later_and_nothing_else_is(drawn, data):
     content, pieces = drawn
     lacking = list(pieces)
-    changed = data.draw(st.sampled_from(lacking))
-    lacking.remove(changed)
-    if data.draw(st.booleans()):
-        lacking += [changed, changed]
-    assert verify_pieces(_recorded(content, zlib.crc32(content)), lacking, None) == lacking
-    assert verify_pieces(_recorded(content, zlib.crc32(content)), lacking, lambda _: zlib.crc32(content)) == []
+    gone = data.draw(st.sampled_from([piece for piece in pieces if piece.nbytes]))
+    lacking = [piece for piece in pieces if piece is not gone]
+    read = []
+
+    def read_crc(path: str, start: int, nbytes: int) -> int:
+        read.append((path, start, nbytes))
+        return zlib.crc32(content[start - 64 : start - 64 + nbytes])
+
+    assert verify_pieces(_recorded(content, zlib.crc32(content)), lacking, None) == sorted(lacking, key=lacking.index)
+    assert verify_pieces(_recorded(content, zlib.crc32(content)), lacking, read_crc) == []
+    assert read == ([(FILE, gone.start, gone.nbytes)] if lacking else [])
     if lacking:
         with pytest.raises(FormatError, match="CRC32"):
-            verify_pieces(_recorded(content, zlib.crc32(content)), lacking, lambda _: zlib.crc32(content) ^ 1)
+            verify_pieces(_recorded(content, zlib.crc32(content) ^ 1), lacking, read_crc)
+
+
+@given(pieces_of(), st.data())
+def test_pieces_read_twice_prove_the_whole_all_the_same(drawn, data):
+    content, pieces = drawn
+    twice = [*pieces, data.draw(st.sampled_from(pieces))]
+    assert verify_pieces(_recorded(content, zlib.crc32(content)), twice, None) == []

@@ -54,7 +54,7 @@ def table(rows: int, **columns: object) -> pd.DataFrame:
             "sample": "",
             "repeated": "",
         },
-        **{"constant": 0, "relative_error": np.nan},
+        **{"constant": 0, "parity": "0", "relative_error": np.nan},
     }
     return TensorTable.validate(pd.DataFrame({**honest, **columns}))
 

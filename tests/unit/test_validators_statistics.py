@@ -14,7 +14,17 @@ PAIR = Expectation("llama", {EMBEDDING: (4, 2), HEAD: (4, 2)}, is_tied=False, ti
 
 def tensor(name, **fields):
     """Return a TensorTable row of an ordinary (4, 2) tensor."""
-    ordinary = {"absmax": 2.0, "rms": 1.0, "mean": 0.1, "nonfinite": 0, "zero_share": 0.0, "constant": 0, "relative_error": float("nan")}
+    ordinary = {
+        "absmax": 2.0,
+        "rms": 1.0,
+        "mean": 0.1,
+        "nonfinite": 0,
+        "zero_share": 0.0,
+        "constant": 0,
+        "parity": "0",
+        "sample": "",
+        "relative_error": float("nan"),
+    }
     return {"name": name, "file": "m", "dtype": "F32", "shape": "4x2", "nbytes": 32} | ordinary | fields
 
 
@@ -88,7 +98,7 @@ def test_untied_head_equal_to_the_embedding_is_excused_only_by_an_exact_source()
 
 
 def test_flag_absent_means_what_the_family_says():
-    rows = [tensor(EMBEDDING), tensor(HEAD, rms=3.0)]
+    rows = [tensor(EMBEDDING), tensor(HEAD, parity="7")]
     assert codes_of(tied.examine(evidence(rows, (), replace(PAIR, is_tied=True)))) == ["tied.head-differs"]
     assert codes_of(tied.examine(evidence(rows, (), PAIR))) == []
 

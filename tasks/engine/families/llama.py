@@ -4,6 +4,7 @@ Sources: transformers 5.24 models/llama and models/mistral (names, shapes, bias 
 state dict adapters (names, rotary pairs).
 """
 
+from tasks.engine.families import megatron
 from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows, qkv_biases
 from tasks.engine.families.family import ConfigKeys, Family, Row
 from tasks.engine.tensors.ops import RopeToHalves, SplitQkv
@@ -69,6 +70,7 @@ LLAMA = Family(
             ),
         ),
         Naming("torchtitan-0.2", (*_TITAN, *_titan_qkv("layers.{layer}.attention"), *rename((("output.weight", HEAD),)))),
+        Naming(megatron.NAMING, (*megatron.BLOCK, *megatron.dense_mlp(("weight", "bias")))),
     ),
     embedding=EMBEDDING,
     head=HEAD,
@@ -77,7 +79,10 @@ MISTRAL = Family(
     name="mistral",
     model_types=("mistral",),
     rows=_MISTRAL,
-    namings=(Naming("published", published_rows(_MISTRAL)),),
+    namings=(
+        Naming("published", published_rows(_MISTRAL)),
+        Naming(megatron.NAMING, (*megatron.BLOCK, *megatron.dense_mlp())),
+    ),
     embedding=EMBEDDING,
     head=HEAD,
     config=ConfigKeys(defaults={"num_kv_heads": 8}),

@@ -4,6 +4,7 @@ A live transformers >= 5 model holds `mlp.experts.gate_up_proj` (E, 2I, H), gate
 (E, H, I). Source: transformers 5.24 conversion_mapping and models/mixtral, models/qwen3_moe.
 """
 
+from tasks.engine.families import megatron
 from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows
 from tasks.engine.families.family import ConfigKeys, ExpertNames, Family, Row
 from tasks.engine.families.qwen import QWEN3_ATTENTION
@@ -65,6 +66,13 @@ MIXTRAL = Family(
                 *fused_experts(_MIXTRAL_EXPERTS),
             ),
         ),
+        Naming(
+            megatron.NAMING,
+            (
+                *megatron.BLOCK,
+                *megatron.moe(_MIXTRAL_ROUTER.name, f"{_L}.block_sparse_moe.experts.{{expert}}", "w1", "w3", "w2"),
+            ),
+        ),
     ),
     embedding=EMBEDDING,
     head=HEAD,
@@ -84,6 +92,15 @@ QWEN3_MOE = Family(
     namings=(
         Naming("published", published_rows(_QWEN3)),
         Naming("transformers-5", (*published_rows((*FIRST, *_QWEN3_LAYER, *LAST)), *fused_experts(_QWEN3_EXPERTS))),
+        Naming(
+            megatron.NAMING,
+            (
+                *megatron.BLOCK,
+                *megatron.QK_NORMS,
+                *megatron.dense_mlp(),
+                *megatron.moe(_QWEN3_ROUTER.name, f"{_L}.mlp.experts.{{expert}}", "gate_proj", "up_proj", "down_proj"),
+            ),
+        ),
     ),
     embedding=EMBEDDING,
     head=HEAD,

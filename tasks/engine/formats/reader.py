@@ -22,11 +22,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a checkpoint is. `also` are more roots of the same save (node-local disks); `notes` say how it was chosen."""
+    """Where a checkpoint is. `also` are more roots of the same save (node-local disks); `notes` say how it was chosen. `tag` is the
+    save asked for where one folder holds several, "" for the one its writer calls the latest.
+    """
 
     path: Path
     also: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    tag: str = ""
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -35,11 +38,20 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """`nbytes` bytes from `start` of a file, whose checksum the writer recorded."""
+
+    start: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """The raw little-endian values of one fragment: `nbytes` bytes from `start` of the file `path` (absolute).
 
     `strides` (in elements) is None for C order, else how the fragment's dims step through the stored values. `crc32` is the checksum the
-    writer recorded for these bytes, or None.
+    writer recorded for these bytes, or None; where it recorded one for a longer run of bytes that they are part of, that is `part_of`.
     """
 
     path: str
@@ -47,6 +59,7 @@ class Payload:
     nbytes: int
     strides: tuple[int, ...] | None
     crc32: int | None
+    part_of: Checked | None = None
 
 
 class CheckpointReader(ABC):
@@ -59,6 +72,7 @@ class CheckpointReader(ABC):
     """
 
     name: ClassVar[str]
+    has_tags: ClassVar[bool] = False  # whether one folder may hold several saves, each under a tag
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -75,6 +89,19 @@ class CheckpointReader(ABC):
         Returns:
             The answer and its reason.
         """
+
+    @classmethod
+    def holds_tag(cls, path: Path, tag: str) -> bool:
+        """Say whether `tag` names one of several saves that `path` holds in this format.
+
+        Args:
+            path: a folder.
+            tag: name of a save.
+
+        Returns:
+            False, unless the format keeps saves under tags.
+        """
+        return False
 
     def catalog(self) -> Catalog:
         """Return what the checkpoint holds; no tensor byte is read.

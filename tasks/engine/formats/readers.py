@@ -15,36 +15,53 @@ from tasks.engine.formats.dcp_hf import DcpSafetensorsReader
 from tasks.engine.formats.folders import list_names, list_steps, step_of
 from tasks.engine.formats.fsdp1_ranks import RankFilesReader
 from tasks.engine.formats.hf import HuggingFaceReader
+from tasks.engine.formats.megatron import MegatronReader
 from tasks.engine.formats.reader import CheckpointReader, Source
+from tasks.engine.formats.universal import UniversalReader
+from tasks.engine.formats.zero import ZeroReader
 
 # Tried in this order; the first that recognises a folder reads it.
-READERS: tuple[type[CheckpointReader], ...] = (DcpReader, HuggingFaceReader, DcpSafetensorsReader, RankFilesReader)
+READERS: tuple[type[CheckpointReader], ...] = (
+    DcpReader,
+    ZeroReader,  # before the weights that a Trainer writes beside it
+    UniversalReader,
+    MegatronReader,
+    HuggingFaceReader,
+    DcpSafetensorsReader,
+    RankFilesReader,
+)
 
 
-def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None = None) -> CheckpointReader:
+def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None = None, tag: str = "") -> CheckpointReader:
     """Return the reader of the checkpoint at `path`.
 
     Args:
         path: a checkpoint's folder, or a run's root.
         also: more roots of the same save, from the other nodes' local disks.
         step: which step of a run's root; None for the newest complete one.
+        tag: which save of a folder that holds several (DeepSpeed); "" for the one its writer calls the latest.
 
     Returns:
         A reader. Of a run's root, its catalog has been made once, so that the step is known to be complete.
 
     Raises:
         HostilePickleError: the newest step's metadata asks for a global outside the closed list.
-        FormatError: no format recognises the folder (each format's reason is given), or no step is complete.
+        FormatError: no format recognises the folder (each format's reason is given), no step is complete, or there is no such tag.
     """
     for folder in (path, *also):
         check_folder(folder)
     steps = list_steps(path)
     if steps and not any(kind.probe(path).matches for kind in READERS):
-        return _open_step(path, tuple(also), steps, step)
-    kind, found = _recognise(path), step_of(path.absolute())
-    if step is not None and found != step:
+        return _open_step(path, tuple(also), steps, step, tag)
+    named = tag or (_tag_of_step(path, steps[step]) if step in steps else "")
+    found = step_of(path.absolute())
+    if step is not None and not named and found != step:
         raise FormatError(f"is {'no numbered step' if found is None else f'step {found}'}, not step {step}", where=str(path))
-    return kind(Source(path, tuple(also)))
+    return _recognise(path, tag)(Source(path, tuple(also), tag=named))
+
+
+def _tag_of_step(path: Path, names: list[str]) -> str:
+    return next((name for name in names if any(kind.holds_tag(path, name) for kind in READERS)), "")
 
 
 def check_folder(folder: Path) -> None:
@@ -68,7 +85,7 @@ def check_folder(folder: Path) -> None:
         raise FormatError("is an empty folder", where=str(folder), remedy="Check the path, or whether the save has finished.")
 
 
-def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], step: int | None) -> CheckpointReader:
+def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], step: int | None, tag: str) -> CheckpointReader:
     if step is not None and step not in steps:
         known = ", ".join(map(str, sorted(steps)))
         raise FormatError(f"has no step {step}; there are {known}", where=str(root), remedy="Ask for one of these.")
@@ -81,7 +98,7 @@ def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], 
             )
         roots = tuple(other / names[0] if (other / names[0]).is_dir() else other for other in also)
         try:
-            reader = _recognise(root / names[0])(Source(root / names[0], roots, tuple(passed)))
+            reader = _recognise(root / names[0], tag)(Source(root / names[0], roots, tuple(passed), tag))
             reader.catalog()
         except HostilePickleError:
             raise
@@ -94,10 +111,16 @@ def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], 
     raise FormatError(f"has no complete step: {'; '.join(passed[:5])}", where=str(root), remedy="Restore one of the steps.")
 
 
-def _recognise(folder: Path) -> type[CheckpointReader]:
+def _recognise(folder: Path, tag: str) -> type[CheckpointReader]:
+    if tag:
+        tagged = next((kind for kind in READERS if kind.holds_tag(folder, tag)), None)
+        if tagged is not None:
+            return tagged
     reasons = []
     for kind in READERS:
         probe = kind.probe(folder)
+        if probe.matches and tag and not kind.has_tags:
+            raise FormatError(f"is of format {kind.name}, which has no tags", where=f"--tag {tag}", remedy="Leave --tag out.")
         if probe.matches:
             return kind
         reasons.append(f"{kind.name}: {probe.because}")

@@ -8,7 +8,7 @@ from tasks.engine.containers.ranges import unreadable
 from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import StoredTensor, locate_tensor
 from tasks.engine.containers.torch_zip import Archive, open_archive
-from tasks.engine.formats.reader import Payload
+from tasks.engine.formats.reader import Checked, Payload
 from tasks.engine.tensors.catalog import Fragment
 from validators.expectation import ITEMSIZE
 
@@ -33,11 +33,10 @@ def open_torch_file(path: str) -> Archive:
 
 
 class TorchTensors:
-    """The tensors of several torch.save files. Of tensors that are parts of one storage, the storage's checksum is proven once."""
+    """The tensors of several torch.save files."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str, tuple[int, ...]], tuple[Archive, StoredTensor]] = {}
-        self._proven: set[tuple[str, str]] = set()
 
     def add(self, path: str, fqn: str, offset: tuple[int, ...], archive: Archive, tensor: StoredTensor) -> tuple[str, int, int]:
         """Keep one tensor, or one box of one.
@@ -78,8 +77,25 @@ class TorchTensors:
         """
         archive, tensor = self._places[fragment.locator.path, fragment.fqn, fragment.region.offset]
         place = locate_tensor(archive, tensor, fragment.dtype)
-        if not place.is_whole and (archive.path, place.record) not in self._proven:
-            archive.verify(place.record)
-            self._proven.add((archive.path, place.record))
         assert place.strides is not None or place.nbytes == prod(tensor.shape) * ITEMSIZE[fragment.dtype]
-        return Payload(archive.path, place.start, place.nbytes, place.strides, place.crc32)
+        part_of = None if place.is_whole else checked_record(archive, place.record)
+        return Payload(archive.path, place.start, place.nbytes, place.strides, place.crc32, part_of)
+
+
+def checked_record(archive: Archive, name: str) -> Checked | None:
+    """Return where a record's bytes lie in its file, with the checksum recorded for them.
+
+    Args:
+        archive: the file.
+        name: such as `data/0`.
+
+    Returns:
+        The range; None where the writer recorded no checksums.
+
+    Raises:
+        FormatError: the record is absent or its header damaged.
+    """
+    if not archive.has_crc32:
+        return None
+    record = archive.record(name)
+    return Checked(archive.locate(name), record.nbytes, record.crc32)

@@ -77,8 +77,10 @@ def plan_renames(
         elif name in sources:
             pieces = match.row.op.pieces(name, sources[name].shape, match.targets, model.sizes)
             _check_exhaustive(sources[name], pieces)
+            dropped += [_left_out(sources[name], piece) for piece in pieces if not piece.target]
             for piece in pieces:
-                _add(drafts, _draft(sources[name], piece))
+                if piece.target:
+                    _add(drafts, _draft(sources[name], piece))
     if tie is not None and tie.keep_alias and tie.kept in drafts and tie.alias not in drafts:
         kept = drafts[tie.kept]
         drafts[tie.alias] = Draft(tie.alias, kept.shape, kept.inputs, kept.op)
@@ -89,6 +91,10 @@ def plan_renames(
         raise _unmapped(missing, phantom, model)
     _check_shapes(drafts, model)
     return Renamed(tuple(drafts[name] for name in wanted), _aliases(heads, sources, drafts, tie), tuple(dropped))
+
+
+def _left_out(source: TensorSpec, piece: Piece) -> Dropped:
+    return Dropped(f"{source.fqn} {', '.join(box.rows(source.shape) for box in piece.boxes)}", piece.because, "rule")
 
 
 def _draft(source: TensorSpec, piece: Piece) -> Draft:

@@ -20,7 +20,7 @@ from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.planning.plan import Input
 from tasks.engine.restoring.facts import known_shape
 from tasks.engine.tensors.catalog import Locator
-from tasks.engine.writing.crc import CrcPiece, verify_pieces
+from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
 from tasks.engine.writing.replicas import check_copies
 from tasks.engine.writing.source_bytes import Run, SourceBytes
 from validators.drills.evidence import Damage
@@ -48,12 +48,15 @@ def digest_entries(
     """
     places = {item.fqn: item.places for item in source.catalog.state}
 
+    shared: list[tuple[set[RecordedCrc], list[CrcPiece]]] = []
+
     def read(entry: Entry) -> Entry | Damage:
         try:
             if entry.role == "object":
                 found = replace(entry, digest=_digest_places(source, places.get(entry.key, ())))
             else:
-                found = _digest_tensor(source, entry)
+                found, left = _digest_tensor(source, entry)
+                shared.append(left)
         except (FormatError, CoverageError) as error:
             return Damage(entry.key, str(error))
         progress(entry.nbytes)
@@ -63,6 +66,7 @@ def digest_entries(
         read_ones = list(pool.map(read, entries))
     damage = [found for found in read_ones if isinstance(found, Damage)]
     try:
+        _verify_shared(source, shared)
         check_copies(source)
     except (ReplicaError, FormatError) as error:
         damage.append(Damage(error.where, str(error)))
@@ -70,7 +74,8 @@ def digest_entries(
     return {entry.key: entry for entry in kept}, tuple(damage)
 
 
-def _digest_tensor(source: SourceBytes, entry: Entry) -> Entry:
+def _digest_tensor(source: SourceBytes, entry: Entry) -> tuple[Entry, tuple[set[RecordedCrc], list[CrcPiece]]]:
+    # With the pieces of records that other tensors share, for when all are read.
     catalog = source.catalog
     tensor = catalog.tensor(entry.key)
     shape = known_shape(catalog, tensor)
@@ -81,14 +86,21 @@ def _digest_tensor(source: SourceBytes, entry: Entry) -> Entry:
         digest.update(view)
         is_zero = is_zero and not np.frombuffer(view, dtype=np.uint8).any()
         pieces += piece
-    recorded = {f.index: crc for f in catalog.fragments(entry.key) if (crc := source.recorded(f)) is not None}
-    verify_pieces(recorded, pieces, lambda crc: crc32(_read(source, crc.path, crc.start, crc.nbytes)))
-    return replace(entry, digest=digest.hexdigest(), is_zero=is_zero and entry.nbytes > 0)
+    recorded = {crc for fragment in catalog.fragments(entry.key) if (crc := source.recorded(fragment)) is not None}
+    left = verify_pieces(recorded, pieces, None)
+    return replace(entry, digest=digest.hexdigest(), is_zero=is_zero and entry.nbytes > 0), (recorded, left)
+
+
+def _verify_shared(source: SourceBytes, shared: Sequence[tuple[set[RecordedCrc], list[CrcPiece]]]) -> None:
+    # A record's words differ from tensor to tensor: one of them is enough.
+    records = {(record.path, record.start): record for recorded, left in shared if left for record in recorded}
+    pieces = [piece for _, left in shared for piece in left]
+    verify_pieces(records.values(), pieces, lambda path, start, nbytes: crc32(_read(source, path, start, nbytes)))
 
 
 def _views(source: SourceBytes, box: Input) -> Iterator[tuple[memoryview, list[CrcPiece]]]:
     # The tensor's bytes in C order, with the CRC of each payload range read.
-    runs = source.runs_of(box, 0)
+    runs = source.runs_of(box)
     if runs is not None:
         for run in runs:
             yield from _run_views(source, run)
@@ -104,7 +116,7 @@ def _run_views(source: SourceBytes, run: Run) -> Iterator[tuple[memoryview, list
     for at in range(0, run.nbytes, CHUNK_NBYTES):
         nbytes = min(CHUNK_NBYTES, run.nbytes - at)
         view = _read(source, run.path, run.start + at, nbytes)
-        yield view, [CrcPiece(run.fragment, run.offset + at, nbytes, crc32(view))]
+        yield view, [CrcPiece(run.path, run.start + at, nbytes, crc32(view))]
 
 
 def _digest_places(source: SourceBytes, places: tuple[Locator, ...]) -> str:

@@ -78,7 +78,8 @@ class StateItem:
     """One entry of the training state that is no tensor in fragments: a scheduler, an RNG state, a file of the trainer's.
 
     `kind` is "object", or "tensor" where the catalog cannot say which bytes are whose (a dtype without a safetensors code, a file that is
-    listed and not opened); shape and dtype are set for tensors. `places` are the bytes it is stored in, where they are known.
+    listed and not opened); shape and dtype are set for tensors. `places` are the bytes it is stored in, where they are known; `value` is a
+    plain number that metadata records, such as a step count.
     """
 
     fqn: str
@@ -86,6 +87,7 @@ class StateItem:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     places: tuple[Locator, ...] = ()
+    value: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +133,12 @@ class Catalog:
         found = self.tensors.get(key)
         return found if found is not None else self.state_tensors[key]
 
-    def fragments(self, fqn: str) -> tuple[Fragment, ...]:
+    def fragments(self, fqn: str, which: Sequence[int] | None = None) -> tuple[Fragment, ...]:
         """Return the fragments of one tensor, in the order of the table.
 
         Args:
             fqn: a key of `tensors` or `state_tensors`.
+            which: only these, counted from the tensor's first; None for all.
 
         Returns:
             Its fragments; regions in elements of the whole tensor.
@@ -143,8 +146,8 @@ class Catalog:
         tensor, table = self.tensor(fqn), self.table
         offsets, shapes = self.boxes(fqn)
         made = []
-        for row in range(tensor.first, tensor.last):
-            at = row - tensor.first
+        for at in range(tensor.last - tensor.first) if which is None else which:
+            row = tensor.first + at
             region = Region(tuple(offsets[at].tolist()), tuple(shapes[at].tolist()))
             locator = Locator(table.files[int(table.file[row])], int(table.start[row]), int(table.nbytes[row]))
             made.append(Fragment(fqn, region, tensor.dtype, locator, row))

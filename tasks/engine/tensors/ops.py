@@ -38,12 +38,16 @@ class OpCall:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One target of an op: the `boxes` of the source that feed it, joined on the target's dim 0, and what is done to the values."""
+    """One target of an op: the `boxes` of the source that feed it, joined on the target's dim 0, and what is done to the values.
+
+    Without a target, the boxes are left out of the release, and `because` says why.
+    """
 
     target: str
     boxes: tuple[Region, ...]
     shape: Shape
     call: OpCall = OpCall()
+    because: str = ""
 
 
 class Op(Protocol):
@@ -167,7 +171,52 @@ class SplitQkv:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-OPS: tuple[type[Op], ...] = (Same, RopeToHalves, Unstack, SplitQkv)
+@dataclass(frozen=True, slots=True)
+class CutRows:
+    """The target is the first rows of the source, as many as the model's size of that name; the rows behind them are padding.
+
+    Source: Megatron pads the vocabulary until tensor parallelism divides it, megatron/training/tokenizer (`vocab_size_with_padding`).
+    """
+
+    size: str
+
+    def pieces(self, source: str, shape: Shape, targets: Sequence[str], sizes: Mapping[str, int]) -> tuple[Piece, ...]:
+        (target,) = targets
+        rows = sizes[self.size]
+        if not shape or shape[0] < rows:
+            raise ShapeError(
+                f"{shape} has fewer rows than the config's {self.size} size {rows}", where=source, remedy="Give the matching config.json."
+            )
+        zeros, rest = (0,) * (len(shape) - 1), shape[1:]
+        kept = Piece(target, (Region((0, *zeros), (rows, *rest)),), (rows, *rest))
+        if shape[0] == rows:
+            return (kept,)
+        padding = Region((rows, *zeros), (shape[0] - rows, *rest))
+        because = f"padding to {shape[0]} rows, which tensor parallelism divides; the model has {rows}"
+        return (kept, Piece("", (padding,), padding.shape, because=because))
+
+    def source_shape(self, shapes: Sequence[Shape], sizes: Mapping[str, int]) -> Shape:
+        (shape,) = shapes
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows:
+    """P targets of equal size lie one behind the other on dim 0; P is the number of targets."""
+
+    def pieces(self, source: str, shape: Shape, targets: Sequence[str], sizes: Mapping[str, int]) -> tuple[Piece, ...]:
+        parts = len(targets)
+        if not shape or shape[0] % parts:
+            raise ShapeError(f"{shape} cannot be cut into {parts} equal parts on dim 0", where=source, remedy="Check config.json.")
+        rows, rest = shape[0] // parts, shape[1:]
+        zeros = (0,) * len(rest)
+        return tuple(Piece(target, (Region((at * rows, *zeros), (rows, *rest)),), (rows, *rest)) for at, target in enumerate(targets))
+
+    def source_shape(self, shapes: Sequence[Shape], sizes: Mapping[str, int]) -> Shape:
+        return (shapes[0][0] * len(shapes), *shapes[0][1:])
+
+
+OPS: tuple[type[Op], ...] = (Same, RopeToHalves, Unstack, SplitQkv, CutRows, SplitRows)
 
 
 def _rope_to_halves(rows: Raw, head_dim: int) -> Raw:

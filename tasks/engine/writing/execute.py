@@ -5,9 +5,10 @@ measure the machine's limit, and nothing written with it can be published (the s
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ class Verify(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What was written: `pieces` are source checksums of fragments that this file shares with others; `flushed` counts, per tensor,
-    non-zero values that a cast made zero.
+    """What was written: `pieces` are checksums of what was read of records that this file shares with others; `flushed` counts, per
+    tensor, non-zero values that a cast made zero.
     """
 
     name: str
@@ -91,12 +92,12 @@ def execute_file(
         os.close(fd)
     left: list[CrcPiece] = []
     if verify is Verify.FULL:
-        left = verify_pieces(_recorded(file, source), pieces, None)
+        left = verify_pieces(_recorded((file,), source), pieces, None)
     return FileRecord(file.name, file.nbytes, digest, tuple(left), tuple(flushed.items()))
 
 
 def verify_shared(files: tuple[FilePlan, ...], records: tuple[FileRecord, ...], source: SourceBytes) -> None:
-    """Check the source checksums of fragments that several output files share, once all are written.
+    """Check the source checksums of records that several output files share, once all are written.
 
     Args:
         files: the plan's files.
@@ -109,9 +110,7 @@ def verify_shared(files: tuple[FilePlan, ...], records: tuple[FileRecord, ...], 
     pieces = [piece for record in records for piece in record.pieces]
     if not pieces:
         return
-    wanted = {piece.fragment for piece in pieces}
-    recorded = {k: v for file in files for k, v in _recorded(file, source).items() if k in wanted}
-    verify_pieces(recorded, pieces, lambda crc: _read_crc(crc, source))
+    verify_pieces(_recorded(files, source), pieces, partial(_read_crc, source))
 
 
 def _write_tensor(
@@ -124,7 +123,7 @@ def _write_tensor(
     for run in runs:
         crc = _stream_run(run, source, writer, verify, progress)
         if verify is Verify.FULL:
-            pieces.append(CrcPiece(run.fragment, run.offset, run.nbytes, crc))
+            pieces.append(CrcPiece(run.path, run.start, run.nbytes, crc))
     return 0
 
 
@@ -155,21 +154,22 @@ def _write_bands(tensor: TensorPlan, source: SourceBytes, writer: OrderedWriter,
     return flushed
 
 
-def _recorded(file: FilePlan, source: SourceBytes) -> dict[int, RecordedCrc]:
-    found = {}
-    for tensor in file.tensors:
+def _recorded(files: Iterable[FilePlan], source: SourceBytes) -> set[RecordedCrc]:
+    # One per record: of those that hold many tensors, the words of the first that was met.
+    found: dict[tuple[str, int], RecordedCrc] = {}
+    for tensor in (tensor for file in files for tensor in file.tensors):
         for box in tensor.inputs:
-            for fragment in source.overlapping(box):
+            for fragment in source.overlapping(box.name, box.region):
                 recorded = source.recorded(fragment)
                 if recorded is not None:
-                    found[fragment.index] = recorded
-    return found
+                    found.setdefault((recorded.path, recorded.start), recorded)
+    return set(found.values())
 
 
-def _read_crc(recorded: RecordedCrc, source: SourceBytes) -> int:
+def _read_crc(source: SourceBytes, path: str, start: int, nbytes: int) -> int:
     crc, buffer = 0, bytearray(CHUNK_NBYTES)
-    for at in range(0, recorded.nbytes, CHUNK_NBYTES):
-        view = memoryview(buffer)[: min(CHUNK_NBYTES, recorded.nbytes - at)]
-        source.files.read_into(recorded.path, recorded.start + at, view)
+    for at in range(0, nbytes, CHUNK_NBYTES):
+        view = memoryview(buffer)[: min(CHUNK_NBYTES, nbytes - at)]
+        source.files.read_into(path, start + at, view)
         crc = crc32(view, crc)
     return crc

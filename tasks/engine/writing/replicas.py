@@ -78,8 +78,9 @@ def check_copies(source: SourceBytes) -> int:
         copy = source.read_fragment(replica)
         shape = source.catalog.tensors[replica.fqn].shape or replica.region.stop
         if not np.array_equal(kept.reshape(copy.shape), copy):
+            other = source.overlapping(box.name, box.region)[0]
             raise ReplicaError(
-                f"{replica.region.rows(shape)} differ between {replica.locator.path} and {source.overlapping(box)[0].locator.path}",
+                f"{replica.region.rows(shape)} differ between {replica.locator.path} and {other.locator.path}",
                 where=replica.fqn,
                 remedy="These ranks held different values when they saved; export another step.",
             )

@@ -1,8 +1,8 @@
 """Finding a target's bytes in the source: as runs to copy, or as row bands to assemble.
 
-A *run* is a range of one file whose bytes are a range of the target, in order. Where the fragments are whole rows of the target
-(FSDP, HSDP, expert parallel), a target is a few runs. Where they are cut on other dims too (TP columns) or stored with strides, a band of
-rows is put together from every fragment that touches it.
+A *run* is a range of one file whose bytes are a range of the target, in order. Where the fragments are flat ranges of the target (rows:
+FSDP, HSDP, expert parallel; any: ZeRO), a target is a few runs. Where they are cut on other dims (TP columns) or stored with strides, a
+band of rows is put together from every fragment that touches it.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from isal.isal_zlib import crc32
 from tasks.engine.formats.reader import CheckpointReader, Payload
 from tasks.engine.planning.plan import Input, TensorPlan
 from tasks.engine.tensors.catalog import Catalog, Fragment
+from tasks.engine.tensors.flat import is_flat
 from tasks.engine.tensors.ops import Raw
 from tasks.engine.tensors.region import Region
 from tasks.engine.writing.crc import CrcPiece, RecordedCrc
@@ -24,13 +25,12 @@ from validators.expectation import ITEMSIZE
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`nbytes` bytes from `start` of `path`, which are `offset`… of fragment `fragment`'s payload and go to the target in this order."""
+    """`nbytes` bytes from `start` of `path`, which go to the target in this order. They lie in the record that begins at `record`."""
 
     path: str
     start: int
     nbytes: int
-    fragment: int
-    offset: int
+    record: int
 
 
 class SourceBytes:
@@ -62,7 +62,7 @@ class SourceBytes:
         return found
 
     def recorded(self, fragment: Fragment) -> RecordedCrc | None:
-        """Return the checksum a fragment's writer recorded, or None.
+        """Return the checksum that covers a fragment, or None where its writer recorded none.
 
         Args:
             fragment: of this catalog.
@@ -70,27 +70,28 @@ class SourceBytes:
         Returns:
             The checksum and what it covers.
         """
-        payload = self.payload(fragment)
-        if payload.crc32 is None:
+        payload, holds = self.payload(fragment), f"the values of {fragment.fqn}"
+        if payload.crc32 is not None:
+            return RecordedCrc(holds, payload.path, payload.start, payload.nbytes, payload.crc32)
+        record = payload.part_of
+        if record is None:
             return None
-        return RecordedCrc(fragment.fqn, payload.path, payload.start, payload.nbytes, payload.crc32)
+        return RecordedCrc(f"{holds} and others beside it", payload.path, record.start, record.nbytes, record.crc32)
 
-    def overlapping(self, source: Input) -> list[Fragment]:
-        """Return the fragments that hold some of an input's box.
+    def overlapping(self, name: str, want: Region) -> list[Fragment]:
+        """Return the fragments that hold some of a box.
 
         Args:
-            source: a box of a source tensor.
+            name: a source tensor.
+            want: the box.
 
         Returns:
             Fragments in the table's order; those without elements are left out.
         """
-        offsets, shapes = self.catalog.boxes(source.name)
-        low, high = np.array(source.offset), np.array(source.offset) + np.array(source.shape)
+        offsets, shapes = self.catalog.boxes(name)
+        low, high = np.array(want.offset), np.array(want.stop)
         hit = ((offsets < high) & (offsets + shapes > low) & (shapes > 0)).all(axis=1)
-        if hit.all():
-            return list(self.catalog.fragments(source.name))
-        fragments = self.catalog.fragments(source.name)
-        return [fragments[int(i)] for i in np.flatnonzero(hit)]
+        return list(self.catalog.fragments(name, np.flatnonzero(hit).tolist()))
 
     def runs(self, tensor: TensorPlan) -> list[Run] | None:
         """Return the target as runs, in order, or None when it must be assembled.
@@ -99,39 +100,42 @@ class SourceBytes:
             tensor: a target whose op and encoding change nothing.
 
         Returns:
-            Runs whose lengths add up to the target's bytes.
+            Runs whose lengths add up to the target's bytes; no two that follow each other in one record, none in two records.
         """
         made: list[Run] = []
         for source in tensor.inputs:
-            found = self.runs_of(source, len(source.shape) - len(tensor.shape))
+            found = self.runs_of(source)
             if found is None:
                 return None
-            made += found
+            for run in found:
+                last = made[-1] if made else None
+                if last is not None and (last.path, last.record, last.start + last.nbytes) == (run.path, run.record, run.start):
+                    made[-1] = Run(last.path, last.start, last.nbytes + run.nbytes, last.record)
+                else:
+                    made.append(run)
         return made
 
-    def runs_of(self, source: Input, row_dim: int) -> list[Run] | None:
+    def runs_of(self, source: Input) -> list[Run] | None:
         """Return an input's box as runs, in order, or None when it must be assembled.
 
         Args:
             source: a box of a source tensor.
-            row_dim: the dim that counts as rows; the dims before it have length 1.
 
         Returns:
             Runs whose lengths add up to the box's bytes.
         """
         itemsize = ITEMSIZE[source.dtype]
         placed: list[tuple[int, Run]] = []
-        for fragment in self.overlapping(source):
+        for fragment in self.overlapping(source.name, source.region):
             inside = fragment.region.intersect(source.region)
             assert inside is not None
             payload = self.payload(fragment)
-            behind = slice(row_dim + 1, None)
-            whole_rows = inside.shape[behind] == source.shape[behind] == fragment.region.shape[behind]
-            if payload.strides is not None or not whole_rows:
+            if payload.strides is not None or not (is_flat(inside, source.region) and is_flat(inside, fragment.region)):
                 return None
             offset = _ravel(inside.offset, fragment.region) * itemsize
-            row = inside.offset[row_dim] if inside.shape else 0
-            placed.append((row, Run(payload.path, payload.start + offset, inside.numel * itemsize, fragment.index, offset)))
+            record = payload.part_of.start if payload.part_of is not None else payload.start
+            run = Run(payload.path, payload.start + offset, inside.numel * itemsize, record)
+            placed.append((_ravel(inside.offset, source.region), run))
         return [run for _, run in sorted(placed, key=lambda item: item[0])]
 
     def read_rows(self, source: Input, row_dim: int, rows: range, pieces: list[CrcPiece]) -> Raw:
@@ -141,7 +145,7 @@ class SourceBytes:
             source: a box of a source tensor.
             row_dim: the dim that counts as rows; the dims before it have length 1.
             rows: which rows of the box.
-            pieces: the CRC of every payload range that was read whole is appended.
+            pieces: the CRC of every range of a file that was read is appended.
 
         Returns:
             (len(rows), …) raw values, C order.
@@ -149,10 +153,10 @@ class SourceBytes:
         itemsize = ITEMSIZE[source.dtype]
         want = _band(source, row_dim, rows)
         out = np.empty(want.shape, dtype=f"u{itemsize}")
-        for fragment in self.overlapping(source):
+        for fragment in self.overlapping(source.name, want):
             inside = fragment.region.intersect(want)
-            if inside is not None:
-                out[inside.within(want)] = self._read_box(fragment, inside, pieces)
+            assert inside is not None
+            out[inside.within(want)] = self._read_box(fragment, inside, pieces)
         return out.reshape(want.shape[row_dim:])
 
     def read_fragment(self, fragment: Fragment) -> Raw:
@@ -175,8 +179,9 @@ class SourceBytes:
         last = first + sum((n - 1) * s for n, s in zip(inside.shape, strides, strict=True))
         span = np.empty(last - first + 1, dtype=f"u{itemsize}")
         view = span.view(np.uint8).data
-        self.files.read_into(payload.path, payload.start + first * itemsize, view)
-        pieces.append(CrcPiece(fragment.index, first * itemsize, len(view), crc32(view)))
+        start = payload.start + first * itemsize
+        self.files.read_into(payload.path, start, view)
+        pieces.append(CrcPiece(payload.path, start, len(view), crc32(view)))
         return np.lib.stride_tricks.as_strided(span, inside.shape, [s * itemsize for s in strides], writeable=False)
 
     def bands(self, tensor: TensorPlan, band_nbytes: int, pieces: list[CrcPiece]) -> Iterator[Raw]:

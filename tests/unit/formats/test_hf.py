@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from reports.errors import FormatError, HostilePickleError
 from tasks.engine.formats.hf import HuggingFaceReader
 from tasks.engine.formats.reader import Source
 from tasks.engine.formats.readers import open_checkpoint
+from tasks.engine.planning.planner import PlanRequest, make_plan
+from tasks.engine.writing.execute import execute_file, verify_shared
 from tasks.engine.writing.source_bytes import SourceBytes
 from tests.builders.hf import WEIGHTS, write_file, write_index, write_shards
 from tests.contract.assembled import assemble, same_bytes
@@ -187,8 +190,29 @@ class TestBin:
         content[content.index(flat.numpy().tobytes()) + 90] ^= 1
         path.write_bytes(content)
         reader = HuggingFaceReader(Source(tmp_path))
-        with pytest.raises(FormatError, match=r"data/0 has CRC32"):
-            reader.payload(reader.catalog().fragments("first")[0])
+        for fqn in ("first", "second"):
+            payload = reader.payload(reader.catalog().fragments(fqn)[0])
+            record = payload.part_of
+            assert payload.crc32 is None
+            assert record.start <= payload.start
+            assert payload.start + payload.nbytes <= record.start + record.nbytes == record.start + flat.nbytes
+            assert record.crc32 == zlib.crc32(flat.numpy().tobytes()) != zlib.crc32(content[record.start : record.start + record.nbytes])
+
+    def test_a_part_of_a_damaged_storage_is_not_exported(self, tmp_path):
+        flat = torch.arange(24, dtype=torch.float32)
+        (tmp_path / "ckpt").mkdir()
+        path = tmp_path / "ckpt/pytorch_model.bin"
+        write_file(path, {"first": flat[:8], "second": flat[8:]})
+        content = bytearray(path.read_bytes())
+        content[content.index(flat.numpy().tobytes()) + 90] ^= 1  # in a part that is left out
+        path.write_bytes(content)
+        reader = HuggingFaceReader(Source(tmp_path / "ckpt"))
+        source = SourceBytes(reader, reader.catalog())
+        plan = make_plan(reader.catalog(), PlanRequest(drops=(("second", "not wanted"),)))
+        records = tuple(execute_file(file, source, tmp_path / file.name) for file in plan.files)
+        with pytest.raises(FormatError, match="values of first and others beside it have CRC32"):
+            verify_shared(plan.files, records, source)
+        source.files.close()
 
     def test_a_state_dict_with_wrappers_and_metadata_is_read(self, tmp_path):
         module = torch.nn.ModuleDict({"module": torch.nn.Linear(3, 2)})
