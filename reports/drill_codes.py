@@ -101,6 +101,9 @@ _RESUME: dict[str, Code] = {
     "resume.data-repeated": Code("batches from before the save come again", _RESUME_CODE),
     "resume.data-skipped": Code("batches are skipped", _RESUME_CODE),
     "resume.data-reordered": Code("batches are not those logged: another order or seed", _RESUME_CODE),
+    "resume.loss-rounded": Code(
+        "losses differ from those logged by rounding alone, where all else is equal", "Right if another kind of CPU logged them.", "warning"
+    ),
     "resume.loss": Code("a loss is not the one logged, bit for bit", "Look at the other findings first; else at what else is random."),
 }
 

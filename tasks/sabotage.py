@@ -44,7 +44,8 @@ def sabotage(newest: Save, older: Save | None, scratch: Path) -> tuple[Sabotage,
     Returns:
         One per kind of damage.
     """
-    file = open_save(newest).catalog().table.files[0]
+    catalog = open_save(newest).catalog()
+    file = str((Path(catalog.root) / catalog.table.files[0]).relative_to(newest.path))
     return tuple(_try(name, damage, file, newest, older, scratch / name) for name, damage in DAMAGES.items())
 
 

@@ -71,7 +71,7 @@ def list_saves(root: Path, also: Sequence[Path] = ()) -> Saves:
         FormatError: the root cannot be listed.
     """
     steps = list_steps(root)
-    if not steps or any(kind.probe(root).matches for kind in READERS):
+    if not steps or (len(steps) == 1 and any(kind.probe(root).matches for kind in READERS)):  # ZeRO keeps global_stepN inside a save
         return Saves(root, (_look(root, step_of(root.absolute()), tuple(also)),), "", ())
     found = []
     for step in sorted(steps):
@@ -116,7 +116,9 @@ def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
 def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
     cause = refusal = ""
     try:
-        unread = [note for note in open_checkpoint(folder, also=also).catalog().notes if MODEL_ONLY in note]
+        catalog = open_checkpoint(folder, also=also).catalog()
+        step = catalog.step if step is None else step
+        unread = [note for note in catalog.notes if MODEL_ONLY in note]
         if unread:  # an export can do without the optimizer, a resume cannot
             cause, refusal = _cause_of(unread[0]), unread[0]
     except HostilePickleError as error:

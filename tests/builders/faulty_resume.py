@@ -82,3 +82,14 @@ counter_lost = faulty(after=lambda run: setattr(run, "count", 0))
 def raises(rank: int, world: int) -> Run:
     """A trainer that cannot be built."""
     raise RuntimeError("the tokenizer is gone")
+
+
+class LastBit(Run):
+    """A trainer on a machine that sums in another order."""
+
+    def step(self, batch: torch.Tensor) -> float:
+        """Train on one batch; the loss is off by one unit in the last place of fp32."""
+        return float(torch.nextafter(torch.tensor(super().step(batch)), torch.tensor(9.0)))
+
+
+last_bit_of_the_loss = LastBit
