@@ -14,7 +14,7 @@ from prefect import flow
 from flows.drill_requests import DrillRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
 from reports.errors import RequestError
-from reports.model import CheckResult, Report
+from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, read_history
@@ -111,10 +111,11 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     )
     write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
-    outcome = _write(request, run, results, sound)
+    past = _past(run, request, results, sound, numbers)
+    outcome = _write(request, run, results, sound, (*asked.history, past))
     for read in sound:
-        keep_record(read, records, dict(run.environment))
-    append_history(request.runs, request.root, _past(run, request, outcome, sound, numbers))
+        keep_record(read, records, versions)
+    append_history(request.runs, request.root, past)
     if not outcome.verdict.green:
         raise DrillFailedError(outcome)
     return outcome
@@ -179,9 +180,22 @@ def _rto(run: Run, real: Real) -> dict[str, float]:
     return phases | ({"load": real.restored[0].seconds} if real.restored else {})
 
 
-def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled]) -> Outcome:
+def _write(
+    request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled], history: tuple[PastDrill, ...]
+) -> Outcome:
+    report = _report(request, run, results, sound, history)
+    paths = write_report(report, run.folder)
+    if request.junit is not None:
+        request.junit.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(paths.junit, request.junit)
+    return Outcome(report, paths, report.verdict())
+
+
+def _report(
+    request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled], history: tuple[PastDrill, ...]
+) -> Report:
     chosen = sound[0].save if sound else None
-    report = Report(
+    return Report(
         run_id=run.run_id,
         kind="drill",
         action="restorable",
@@ -194,27 +208,25 @@ def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], so
         started=run.started,
         finished=now(),
         phases=tuple(run.phases),
+        history=tuple(PastRun(p.run_id, p.finished, p.level, p.step, p.green, p.rto_seconds, p.rpo_seconds, p.nbytes) for p in history),
     )
-    paths = write_report(report, run.folder)
-    if request.junit is not None:
-        request.junit.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(paths.junit, request.junit)
-    return Outcome(report, paths, report.verdict())
 
 
-def _past(run: Run, request: DrillRequest, outcome: Outcome, drilled: list[Drilled], numbers: Numbers) -> PastDrill:
-    facts = drilled[0].facts if drilled else None
+def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sound: list[Drilled], numbers: Numbers) -> PastDrill:
+    facts = sound[0].facts if sound else None
+    report = _report(request, run, results, sound, ())
+    verdict = report.verdict()
     return PastDrill(
         run.run_id,
-        outcome.report.finished,
+        report.finished,
         request.reach,
-        drilled[0].save.step if drilled else None,
-        outcome.verdict.green,
-        outcome.verdict.line,
+        sound[0].save.step if sound else None,
+        verdict.green,
+        verdict.line,
         numbers.rto_seconds,
         numbers.rpo_seconds,
         numbers.nbytes,
-        tuple(one.save.name for one in drilled),
+        tuple(one.save.name for one in sound),
         dict(run.environment),
         list_keys(facts) if facts else (),
         list_order(facts) if facts else (),

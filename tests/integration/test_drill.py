@@ -78,7 +78,12 @@ def test_the_second_drill_compares_with_what_the_first_recorded(root):
     again = drill(root)
     assert measured(again, "state")["recorded now"] == "none"
     assert (again.verdict.green, codes(again)) == (True, set())
-    assert len(read_history(root.parent / "runs", root)) == 2
+    history = read_history(root.parent / "runs", root)
+    assert [past.run_id for past in again.report.history] == [past.run_id for past in history]
+    assert len(history) == 2
+    page = again.paths.html.read_text()
+    assert page.count("<title>recovery time, s over 2 runs, 0 red") == 1
+    assert page.count(history[0].run_id) == 1
 
 
 def test_recorded_digests_are_those_of_the_values(root):

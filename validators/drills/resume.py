@@ -1,7 +1,7 @@
 """D3: training that continues from the save is the training that was logged: state, rates, batches, random numbers, losses.
 
-At as many ranks as had saved, on the same kind of machine, every number must be equal bit for bit. The first loss alone proves little: lost moments, a restarted schedule
-and wrong step counts leave it as it was.
+At as many ranks as had saved, on the same kind of machine, every number must be equal bit for bit. The first loss alone proves little: lost
+moments, a restarted schedule and wrong step counts leave it as it was.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
