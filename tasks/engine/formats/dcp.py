@@ -31,6 +31,7 @@ from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator,
 from validators.drills.record import RECORD_NAME
 
 METADATA_NAME = ".metadata"
+MODEL_ONLY = " is not read, the model can be: "  # in the note of a save whose optimizer is broken
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
 
@@ -180,7 +181,7 @@ class DcpReader(CheckpointReader):
                 except HostilePickleError:
                     raise
                 except FormatError as error:
-                    state.notes.append(f"{name} is not read, the model can be: {error}")
+                    state.notes.append(f"{name}{MODEL_ONLY}{error}")
                     left.append(StateItem(name, "object"))
             elif name not in (f"{inner}/", RECORD_NAME):
                 left.append(StateItem(name, "object", places=file_place(self._source.path, name)))
