@@ -4,6 +4,7 @@ Nothing of the run is written to. What was read is recorded in the runs' folder,
 """
 
 import shutil
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,18 +14,19 @@ from prefect import flow
 from flows.drill_requests import DrillRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
 from reports.errors import RequestError
-from reports.model import CheckResult, Report
+from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, read_history
 from tasks.engine.formats.readers import check_folder
 from tasks.restore import choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
+from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.drift import list_keys, list_order, spelling_of
-from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Save, Step
+from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
 from validators.drills.log import read_goals, read_log
-from validators.drills.stored import read_stored
+from validators.drills.stored import read_stored, write_stored
 
 RECORDS = "records"  # folder in the runs' folder for the records that drills make
 
@@ -98,18 +100,22 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
     numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real))
+    tried = _sabotage(run, found, sound) if sound and request.reach != "D1" and not request.also else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
         *(request.reach, found_at, paths, asked.goals, numbers, asked.log, asked.history, versions),
         restored=real.restored,
         resumed=real.resumed,
+        sabotage=tried,
         reasons=real.reasons,
     )
+    write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
-    outcome = _write(request, run, results, sound)
+    past = _past(run, request, results, sound, numbers)
+    outcome = _write(request, run, results, sound, (*asked.history, past))
     for read in sound:
-        keep_record(read, records, dict(run.environment))
-    append_history(request.runs, request.root, _past(run, request, outcome, sound, numbers))
+        keep_record(read, records, versions)
+    append_history(request.runs, request.root, past)
     if not outcome.verdict.green:
         raise DrillFailedError(outcome)
     return outcome
@@ -132,6 +138,13 @@ def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path
     also = tuple(root / save.name if (root / save.name).is_dir() else root for root in (path.absolute() for path in request.also))
     path = run.phase(phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers), nbytes_read=save.nbytes)
     return path, read_stored(Drilled, path)
+
+
+def _sabotage(run: Run, found: Found, sound: list[Drilled]) -> tuple[Sabotage, ...]:
+    newest = sound[0].save
+    older = [save for save in found.complete() if (save.step or 0) < (newest.step or 0)]
+    with tempfile.TemporaryDirectory(dir=run.folder) as scratch:
+        return run.phase("sabotage", lambda: run.runner.call(sabotage, newest, older[-1] if older else None, Path(scratch)))
 
 
 def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]], log: tuple[Step, ...]) -> Real:
@@ -167,9 +180,22 @@ def _rto(run: Run, real: Real) -> dict[str, float]:
     return phases | ({"load": real.restored[0].seconds} if real.restored else {})
 
 
-def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled]) -> Outcome:
+def _write(
+    request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled], history: tuple[PastDrill, ...]
+) -> Outcome:
+    report = _report(request, run, results, sound, history)
+    paths = write_report(report, run.folder)
+    if request.junit is not None:
+        request.junit.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(paths.junit, request.junit)
+    return Outcome(report, paths, report.verdict())
+
+
+def _report(
+    request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled], history: tuple[PastDrill, ...]
+) -> Report:
     chosen = sound[0].save if sound else None
-    report = Report(
+    return Report(
         run_id=run.run_id,
         kind="drill",
         action="restorable",
@@ -182,27 +208,25 @@ def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], so
         started=run.started,
         finished=now(),
         phases=tuple(run.phases),
+        history=tuple(PastRun(p.run_id, p.finished, p.level, p.step, p.green, p.rto_seconds, p.rpo_seconds, p.nbytes) for p in history),
     )
-    paths = write_report(report, run.folder)
-    if request.junit is not None:
-        request.junit.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(paths.junit, request.junit)
-    return Outcome(report, paths, report.verdict())
 
 
-def _past(run: Run, request: DrillRequest, outcome: Outcome, drilled: list[Drilled], numbers: Numbers) -> PastDrill:
-    facts = drilled[0].facts if drilled else None
+def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sound: list[Drilled], numbers: Numbers) -> PastDrill:
+    facts = sound[0].facts if sound else None
+    report = _report(request, run, results, sound, ())
+    verdict = report.verdict()
     return PastDrill(
         run.run_id,
-        outcome.report.finished,
+        report.finished,
         request.reach,
-        drilled[0].save.step if drilled else None,
-        outcome.verdict.green,
-        outcome.verdict.line,
+        sound[0].save.step if sound else None,
+        verdict.green,
+        verdict.line,
         numbers.rto_seconds,
         numbers.rpo_seconds,
         numbers.nbytes,
-        tuple(one.save.name for one in drilled),
+        tuple(one.save.name for one in sound),
         dict(run.environment),
         list_keys(facts) if facts else (),
         list_order(facts) if facts else (),

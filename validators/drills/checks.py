@@ -1,6 +1,6 @@
 """The checks of a drill, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
-from validators.drills import commit, components, consistency, drift, objectives, restore, resume, state
+from validators.drills import commit, components, consistency, drift, negative, objectives, restore, resume, state
 from validators.drills.check import DrillCheck
 
 DRILL_CHECKS: tuple[DrillCheck, ...] = (
@@ -10,6 +10,7 @@ DRILL_CHECKS: tuple[DrillCheck, ...] = (
     consistency.CHECK,
     restore.CHECK,
     resume.CHECK,
+    negative.CHECK,
     objectives.CHECK,
     drift.CHECK,
 )
