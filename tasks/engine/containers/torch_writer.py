@@ -1,7 +1,7 @@
 """Writing one tensor as torch.save would, in pieces: the values pass through and are never held whole.
 
-Source: torch 2.13, torch/serialization.py (`_save`: data.pkl, byteorder, data/0, version), caffe2/serialize/inline_container.cc (values begin
-at a multiple of 64 bytes, by an extra field "FB").
+Source: torch 2.13, torch/serialization.py (`_save`: data.pkl, byteorder, data/0, version), caffe2/serialize/inline_container.cc (values
+begin at a multiple of 64 bytes, by an extra field "FB").
 """
 
 import io
@@ -30,7 +30,7 @@ class _Tensor:
     # Pickles as the call that builds a tensor of this shape over the one storage.
     def __init__(self, storage: _Storage, shape: tuple[int, ...]) -> None:
         strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        self._arguments = (storage, 0, shape, strides, False, OrderedDict())
+        self._arguments: tuple[object, ...] = (storage, 0, shape, strides, False, OrderedDict())
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return torch._utils._rebuild_tensor_v2, self._arguments
