@@ -13,6 +13,7 @@ from reports.errors import FormatError
 from validators.drills.evidence import PastDrill
 
 HISTORY_NAME = "drills.jsonl"
+_TAIL_NBYTES = 64_000_000  # longer than any line: a name per tensor
 _PAST = TypeAdapter(PastDrill)
 
 
@@ -25,9 +26,10 @@ def append_history(runs: Path, root: Path, past: PastDrill) -> None:
         past: what it found.
     """
     line = json.dumps({"root": str(root.resolve()), **asdict(past)}, sort_keys=True) + "\n"
-    handle = os.open(runs / HISTORY_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    handle = os.open(runs / HISTORY_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        _drop_torn_line(handle)
         os.write(handle, line.encode())
         os.fsync(handle)
     finally:
@@ -48,6 +50,14 @@ def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
         FormatError: a line is none, and is not the last one (which a killed drill may have left half-written).
     """
     return tuple(past for where, past in _lines(runs) if root is None or where == str(root.resolve()))
+
+
+def _drop_torn_line(handle: int) -> None:
+    # What a drill that was killed, or a full disk, left of its line.
+    nbytes = os.fstat(handle).st_size
+    tail = os.pread(handle, _TAIL_NBYTES, max(0, nbytes - _TAIL_NBYTES))
+    if tail and not tail.endswith(b"\n"):
+        os.ftruncate(handle, nbytes - len(tail) + tail.rfind(b"\n") + 1)
 
 
 def _lines(runs: Path) -> Iterator[tuple[str, PastDrill]]:
