@@ -43,8 +43,8 @@ REFUSED, INTERRUPTED = 2, 130
 app = typer.Typer(
     name="shardwright",
     help="Turn sharded training checkpoints into verified release weights.\n\n"
-    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too) and Hugging Face checkpoints without running a pickle; publishes"
-    " nothing that has not been re-read from disk and checked.\n\n"
+    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too), DeepSpeed and Hugging Face checkpoints without running a pickle;"
+    " publishes nothing that has not been re-read from disk and checked.\n\n"
     "Start with: shardwright demo",
     add_completion=False,
     pretty_exceptions_enable=False,

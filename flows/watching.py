@@ -1,8 +1,10 @@
 """What `shardwright serve` does once its server answers: deploy what is offered, and run what is asked for."""
 
+import asyncio
 from pathlib import Path
 
-from prefect import serve
+from prefect.exceptions import TerminationSignal
+from prefect.runner import Runner
 
 from flows.deployments import Watched, deploy, list_offers
 from reports.errors import RequestError
@@ -45,8 +47,14 @@ def look_after(runs: Path, watched: Watched | None, page: str) -> None:
         page: the address of the server's page.
     """
     offers = list_offers(runs, watched)
+    runner = Runner(name="shardwright")
+    for offer in offers:
+        runner.add_deployment(deploy(offer))
     print(f"open     {page}")
     for offer in offers:
         print(f"offers   {offer.flow.name}/{offer.name}{f', scheduled {offer.cron!r}' if offer.cron else ''}")
     print("stop     Ctrl-C", flush=True)
-    serve(*(deploy(offer) for offer in offers), print_starting_message=False)
+    try:
+        asyncio.run(runner.start())
+    except (KeyboardInterrupt, TerminationSignal):
+        print("stopped  schedules are paused until the next serve")

@@ -10,7 +10,7 @@ dtype; the cast to the released dtype is the caller's.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -60,6 +60,7 @@ class _Patch:
     at: Ints
     lead: int
     step: int = 1
+    turned: bool = False  # `box` is of the transposed target: its rows are the stored columns
 
 
 class SecondPath:
@@ -161,8 +162,16 @@ def _rope_to_halves(patch: _Patch, head_dim: int) -> Iterator[_Patch]:
                 yield _Patch(box, patch.stored, _moved(patch.at, patch.lead, row - first), patch.lead, 2)
 
 
+def _transpose(patch: _Patch, _head_dim: int) -> Iterator[_Patch]:
+    yield replace(patch, box=Box(patch.box.offset[::-1], patch.box.shape[::-1]), turned=True)
+
+
 # The plan's operations, as this witness understands them.
-_OPS: Mapping[str, Callable[[_Patch, int], Iterator[_Patch]]] = {"same": _same, "rope_to_halves": _rope_to_halves}
+_OPS: Mapping[str, Callable[[_Patch, int], Iterator[_Patch]]] = {
+    "same": _same,
+    "rope_to_halves": _rope_to_halves,
+    "transpose": _transpose,
+}
 
 
 def _between(patch: _Patch, start: int, stop: int) -> _Patch | None:
@@ -172,7 +181,7 @@ def _between(patch: _Patch, start: int, stop: int) -> _Patch | None:
     if met is None:
         return None
     skipped = (met.offset[0] - patch.box.offset[0]) * patch.step
-    return _Patch(met, patch.stored, _moved(patch.at, patch.lead, skipped), patch.lead, patch.step)
+    return replace(patch, box=met, at=_moved(patch.at, 1 if patch.turned else patch.lead, skipped))
 
 
 def _moved(at: Ints, dim: int, by: int) -> Ints:
@@ -188,6 +197,10 @@ def _read_patch(patch: _Patch, max_numel: int) -> Iterator[Piece]:
             if inside:
                 inside[0] *= patch.step
                 extent[0] = (extent[0] - 1) * patch.step + 1
+            if patch.turned:
+                at = tuple(a + b for a, b in zip(patch.at, reversed(inside), strict=True))
+                yield Piece(part, read(at, tuple(extent[::-1])).T)
+                continue
             at = tuple(a + b for a, b in zip(patch.at, (*(0,) * patch.lead, *inside), strict=True))
             values = read(at, (*ones, *extent)).reshape(extent)
             yield Piece(part, values[:: patch.step] if inside else values)

@@ -10,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.errors import ShapeError
-from tasks.engine.tensors.ops import APPLY, OPS, CutRows, Op, Piece, RopeToHalves, Same, SplitQkv, SplitRows, Unstack, apply_op
+from tasks.engine.tensors.ops import (
+    APPLY,
+    OPS,
+    CutRows,
+    JoinQkv,
+    Op,
+    Piece,
+    RopeToHalves,
+    Same,
+    SplitQkv,
+    SplitRows,
+    Transpose,
+    Unstack,
+    apply_op,
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,19 @@ def split_rows(draw):
     return Case(SplitRows(), targets, {}, source, dict(zip(targets, source.chunk(parts), strict=True)))
 
 
+@st.composite
+def transpose(draw):
+    source = _values(draw(st.integers(0, 4)), draw(st.integers(0, 4)))
+    return Case(Transpose(), ("t",), {}, source, {"t": source.T.contiguous()})
+
+
+@st.composite
+def join_qkv(draw):
+    split = draw(split_qkv().filter(lambda case: case.op == SplitQkv(rope_pairs=False)))
+    joined = torch.cat([split.truth[part] for part in "qkv"])
+    return Case(JoinQkv(), ("t",), split.sizes, split.source, {"t": joined.T.contiguous() if joined.ndim == 2 else joined})
+
+
 CASES = {
     Same: same(),
     RopeToHalves: rope_to_halves(),
@@ -91,6 +118,8 @@ CASES = {
     SplitQkv: split_qkv(),
     CutRows: cut_rows(),
     SplitRows: split_rows(),
+    Transpose: transpose(),
+    JoinQkv: join_qkv(),
 }
 EVERY = st.one_of(*CASES.values())
 
@@ -104,6 +133,10 @@ def _gather(case: Case, piece: Piece) -> np.ndarray:
     raw = case.source.numpy().view(np.uint32)
     boxes = [raw[tuple(slice(o, o + n) for o, n in zip(b.offset, b.shape, strict=True))] for b in piece.boxes]
     return np.concatenate([b.reshape(b.shape[b.ndim - len(piece.shape) :]) for b in boxes]) if piece.shape else boxes[0]
+
+
+def _take(rows: np.ndarray, piece: Piece, start: int, stop: int) -> np.ndarray:
+    return rows[:, start:stop] if piece.call.band_dim else rows[start:stop]
 
 
 def test_every_op_has_a_case():
@@ -146,18 +179,19 @@ def test_bands_of_whole_units_give_the_bands_of_the_result(case, data):
         if not piece.shape:
             continue
         rows, whole = _gather(case, piece), apply_op(piece.call, _gather(case, piece))
-        units = rows.shape[0] // piece.call.band_rows
-        assert rows.shape[0] == units * piece.call.band_rows
+        length = rows.shape[piece.call.band_dim]
+        units = length // piece.call.band_rows
+        assert length == units * piece.call.band_rows
         cuts = sorted({0, units, *data.draw(st.lists(st.integers(0, units), max_size=3))})
         edges = [cut * piece.call.band_rows for cut in cuts]
-        bands = [apply_op(piece.call, rows[a:b]) for a, b in itertools.pairwise(edges) if b > a]
+        bands = [apply_op(piece.call, _take(rows, piece, a, b)) for a, b in itertools.pairwise(edges) if b > a]
         assert np.array_equal(np.concatenate([*bands, whole[:0]]), whole)
 
 
 @pytest.mark.parametrize("name", APPLY)
 def test_every_applied_op_is_named_by_some_piece(name):
     named = set()
-    for shape, op, targets in (((4, 2), Same(), ("t",)), ((4, 2), RopeToHalves(), ("t",))):
+    for shape, op, targets in (((4, 2), Same(), ("t",)), ((4, 2), RopeToHalves(), ("t",)), ((4, 2), Transpose(), ("t",))):
         named |= {piece.call.name for piece in op.pieces("s", shape, targets, {"head_dim": 4})}
     assert name in named
 
@@ -176,6 +210,8 @@ def test_every_applied_op_is_named_by_some_piece(name):
         (CutRows("vocab"), (), ("t",), {"vocab": 6}),
         (SplitRows(), (5, 2), ("a", "b"), {}),
         (SplitRows(), (), ("a", "b"), {}),
+        (Transpose(), (4,), ("t",), {}),
+        (JoinQkv(), (15, 2), ("t",), {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4}),
         (SplitQkv(rope_pairs=False), (), ("q", "k", "v"), {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4}),
     ],
 )

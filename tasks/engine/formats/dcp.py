@@ -4,7 +4,7 @@ An *item* of a `.distcp` file is a whole torch.save archive; a model tensor's ch
 state dict), accelerate (`pytorch_model_fsdp_0/` beside `optimizer_0/`) and OLMo-core (`model_and_optim/`) are read from the outer or the
 inner folder.
 
-Refused: saves without `.metadata` or with parts missing, rank-local saves (`__0.metadata`), stream transforms, Megatron's torch_dist.
+Refused: saves without `.metadata` or with parts missing, rank-local saves (`__0.metadata`), stream transforms.
 
 Source: torch 2.13, torch/distributed/checkpoint/filesystem.py; accelerate 1.15, utils/fsdp_utils.py; torchtitan 0.3, checkpoint.py.
 """
@@ -45,9 +45,6 @@ INNER_FOLDERS: Mapping[re.Pattern[str], str] = MappingProxyType(
 )
 
 _OPTIMIZER_FOLDER = re.compile(r"optimizer_\d+/$")  # accelerate: a DCP save beside the model's
-
-# File beside `.metadata` → the format that is meant
-LOOK_ALIKES: Mapping[str, str] = MappingProxyType({"common.pt": "Megatron torch_dist", "metadata.json": "Megatron torch_dist"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +91,7 @@ class DcpReader(CheckpointReader):
         names = list_names(path)
         inner = _inner_folders(names)
         if METADATA_NAME in names:
-            alike = [LOOK_ALIKES[name] for name in names if name in LOOK_ALIKES]
-            return Probe(False, f"it is {alike[0]}") if alike else Probe(True, "it has a .metadata file")
+            return Probe(True, "it has a .metadata file")
         parts = [name for name in names if name.endswith((".distcp", ".metadata", ".metadata.tmp"))]
         if parts:
             return Probe(True, f"it has {name_some(parts)}")

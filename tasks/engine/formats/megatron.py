@@ -22,12 +22,10 @@ from tasks.engine.formats.megatron_args import REMEDY
 from tasks.engine.formats.megatron_cuts import Part, Whole, is_expert, place_part
 from tasks.engine.formats.megatron_files import RankFile, Ranks, list_rank_folders, open_ranks
 from tasks.engine.formats.megatron_names import check_experts, globalise, number_layers, unify
-from tasks.engine.formats.megatron_state import read_tracker, state_items, tracker_notes
+from tasks.engine.formats.megatron_state import RELEASE, read_tracker, state_items, tracker_notes
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.torch_files import TorchTensors
 from tasks.engine.tensors.catalog import Catalog, Fragment, Locator, SourceTensor, TableBuilder
-
-RELEASE = "release"  # the folder of a converted checkpoint, in place of `iter_%07d`
 
 
 class MegatronReader(CheckpointReader):

@@ -1,14 +1,17 @@
 """What Megatron keeps beside the model: counters, the schedule, random number states; and the tracker that names the newest save."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tasks.engine.formats.megatron_files import RankFile, Ranks
+from tasks.engine.formats.megatron_args import Arguments
+from tasks.engine.formats.megatron_files import Ranks
 from tasks.engine.tensors.catalog import StateItem
 
+RELEASE = "release"  # the folder of a converted checkpoint, in place of `iter_%07d`
 TRACKER = "latest_checkpointed_iteration.txt"
 COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size")
-_PARTS = ("opt_param_scheduler", "rng_state", "rerun_state_machine", "optimizer", "num_floating_point_operations_so_far")
+SCHEDULE = "opt_param_scheduler"
+PER_RANK = ("rng_state", "rerun_state_machine", "optimizer", "num_floating_point_operations_so_far")
 
 
 def read_tracker(root: Path) -> str:
@@ -49,21 +52,30 @@ def state_items(ranks: Ranks) -> Iterator[StateItem]:
     Yields:
         Counters with their values, other parts by name; random number states per rank.
     """
-    first = ranks.files[0]
-    iteration = first.rest.get("iteration")
+    yield from common_items(ranks.files[0].rest)
+    for file in ranks.files:
+        yield from (StateItem(f"{file.folder}.{name}", "object") for name in PER_RANK if file.rest.get(name) is not None)
+
+
+def common_items(held: Mapping[str, object]) -> Iterator[StateItem]:
+    """Yield the entries that are the same on every rank.
+
+    Args:
+        held: what lies beside the model, by key.
+
+    Yields:
+        Counters and the schedule's values.
+    """
+    iteration = held.get("iteration")
     if type(iteration) is int:
         yield StateItem("iteration", "object", value=iteration)
+    args = held.get("args")
+    values = args.values if isinstance(args, Arguments) else {}
     for name in COUNTERS:
-        value = first.args.get(name)
+        value = values.get(name)
         if type(value) is int:
             yield StateItem(f"args.{name}", "object", value=value)
-    yield from _scheduler(first)
-    for file in ranks.files:
-        yield from (StateItem(f"{file.folder}.{name}", "object") for name in _PARTS[1:] if file.rest.get(name) is not None)
-
-
-def _scheduler(file: RankFile) -> Iterator[StateItem]:
-    held = file.rest.get(_PARTS[0])
-    if isinstance(held, dict):
-        for name, value in held.items():
-            yield StateItem(f"{_PARTS[0]}.{name}", "object", value=value if type(value) is int else None)
+    schedule = held.get(SCHEDULE)
+    if isinstance(schedule, dict):
+        for key, value in schedule.items():
+            yield StateItem(f"{SCHEDULE}.{key}", "object", value=value if type(value) is int else None)

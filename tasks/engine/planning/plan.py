@@ -6,11 +6,11 @@ JSON, schema "shardwright.plan/1":
      "files": [{"name", "header_nbytes", "nbytes", "tensors": [
         {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
          "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
-         "op": {"name": "same" | "rope_to_halves", …},      after leading dims of length 1 are dropped to fit `shape`
+         "op": {"name": "same" | "rope_to_halves" | "transpose", …},  after leading dims of length 1 are dropped to fit `shape`
          "encoding": "copy" | "cast",
          "span": [start, stop]}]}],                         bytes in the file, header included
      "aliases": [{"name", "of", "because"}],                source tensors left out because they must equal another source tensor
-     "dropped": [{"name", "because", "asked_by", "targets"}],
+     "dropped": [{"name", "because", "asked_by", "targets"}],        a source tensor, or "<name> rows a-b" of one
      "kept_dtype": [names a cast left alone],
      "digest"}
 

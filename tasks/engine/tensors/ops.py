@@ -27,7 +27,7 @@ EXPERT = "{expert}"
 class OpCall:
     """What is done to the values of a box. `head_dim` belongs to RoPE ops, 0 elsewhere."""
 
-    name: Literal["same", "rope_to_halves"] = "same"
+    name: Literal["same", "rope_to_halves", "transpose"] = "same"
     head_dim: int = 0
 
     @property
@@ -35,10 +35,15 @@ class OpCall:
         """Rows that must stay together."""
         return self.head_dim or 1
 
+    @property
+    def band_dim(self) -> int:
+        """Dim of the joined boxes whose bands give bands of the result's rows."""
+        return 1 if self.name == "transpose" else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One target of an op: the `boxes` of the source that feed it, joined on the target's dim 0, and what is done to the values.
+    """One target of an op: the `boxes` of the source that feed it, joined on their dim 0, and what is done to the values.
 
     Without a target, the boxes are left out of the release, and `because` says why.
     """
@@ -216,7 +221,39 @@ class SplitRows:
         return (shapes[0][0] * len(shapes), *shapes[0][1:])
 
 
-OPS: tuple[type[Op], ...] = (Same, RopeToHalves, Unstack, SplitQkv, CutRows, SplitRows)
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """The target is a matrix (in, out), the source (out, in): GPT-2's Conv1D against everyone's linear."""
+
+    def pieces(self, source: str, shape: Shape, targets: Sequence[str], sizes: Mapping[str, int]) -> tuple[Piece, ...]:
+        (target,) = targets
+        if len(shape) != 2:
+            raise ShapeError(f"{shape} is not a matrix", where=source, remedy="Check config.json.")
+        return (Piece(target, (Region.whole(shape),), shape[::-1], OpCall("transpose")),)
+
+    def source_shape(self, shapes: Sequence[Shape], sizes: Mapping[str, int]) -> Shape:
+        (shape,) = shapes
+        return shape[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinQkv:
+    """A grouped (G*(R+2)*D, …) weight (see SplitQkv) becomes all Q rows, all K rows, all V rows; a matrix is transposed, as GPT-2's is."""
+
+    def pieces(self, source: str, shape: Shape, targets: Sequence[str], sizes: Mapping[str, int]) -> tuple[Piece, ...]:
+        (target,) = targets
+        parts = SplitQkv(rope_pairs=False).pieces(source, shape, ("q", "k", "v"), sizes)
+        boxes = tuple(box for part in parts for box in part.boxes)
+        if len(shape) == 2:
+            return (Piece(target, boxes, shape[::-1], OpCall("transpose")),)
+        return (Piece(target, boxes, shape),)
+
+    def source_shape(self, shapes: Sequence[Shape], sizes: Mapping[str, int]) -> Shape:
+        (shape,) = shapes
+        return shape[::-1]
+
+
+OPS: tuple[type[Op], ...] = (Same, RopeToHalves, Unstack, SplitQkv, CutRows, SplitRows, Transpose, JoinQkv)
 
 
 def _rope_to_halves(rows: Raw, head_dim: int) -> Raw:
@@ -227,6 +264,7 @@ def _rope_to_halves(rows: Raw, head_dim: int) -> Raw:
 APPLY: Mapping[str, Callable[[Raw, int], Raw]] = {
     "same": lambda rows, _: rows,
     "rope_to_halves": _rope_to_halves,
+    "transpose": lambda columns, _: columns.T,
 }
 
 
@@ -235,9 +273,9 @@ def apply_op(call: OpCall, rows: Raw) -> Raw:
 
     Args:
         call: what to do.
-        rows: (n, …), n a multiple of `call.band_rows`; any unsigned integer dtype.
+        rows: (n, …), n a multiple of `call.band_rows`; a band of columns (…, n) for a transposition. Any unsigned integer dtype.
 
     Returns:
-        The same shape; may be a view.
+        The same shape, or transposed; may be a view.
     """
     return APPLY[call.name](rows, call.head_dim)

@@ -22,6 +22,9 @@ from tasks.engine.writing.crc import CrcPiece, RecordedCrc
 from tasks.engine.writing.open_files import OpenFiles
 from validators.expectation import ITEMSIZE
 
+COLUMN_BAND_NBYTES = 32 << 20
+COLUMN_BLOCK_NBYTES = 4 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -150,14 +153,17 @@ class SourceBytes:
         Returns:
             (len(rows), …) raw values, C order.
         """
-        itemsize = ITEMSIZE[source.dtype]
         want = _band(source, row_dim, rows)
+        return self._read_region(source, want, pieces).reshape(want.shape[row_dim:])
+
+    def _read_region(self, source: Input, want: Region, pieces: list[CrcPiece]) -> Raw:
+        itemsize = ITEMSIZE[source.dtype]
         out = np.empty(want.shape, dtype=f"u{itemsize}")
         for fragment in self.overlapping(source.name, want):
             inside = fragment.region.intersect(want)
             assert inside is not None
             out[inside.within(want)] = self._read_box(fragment, inside, pieces)
-        return out.reshape(want.shape[row_dim:])
+        return out
 
     def read_fragment(self, fragment: Fragment) -> Raw:
         """Return all values of a fragment, or of a replica.
@@ -193,9 +199,13 @@ class SourceBytes:
             pieces: see `read_rows`.
 
         Yields:
-            (rows, …) raw values; rows is a multiple of the op's `band_rows`. A 0-d target yields one 0-d value.
+            (rows, …) raw values; rows is a multiple of the op's `band_rows`. A 0-d target yields one 0-d value. A target that is transposed
+            yields (…, columns), all its inputs below each other.
         """
         unit = tensor.op.band_rows
+        if tensor.op.band_dim:
+            yield from self._column_bands(tensor, pieces)
+            return
         for source in tensor.inputs:
             row_dim = len(source.shape) - len(tensor.shape)
             if not tensor.shape:
@@ -206,6 +216,23 @@ class SourceBytes:
             total = source.shape[row_dim]
             for start in range(0, total, count):
                 yield self.read_rows(source, row_dim, range(start, min(start + count, total)), pieces)
+
+    def _column_bands(self, tensor: TensorPlan, pieces: list[CrcPiece]) -> Iterator[Raw]:
+        # Every band passes over the whole matrix, so bands are wide; each is read in blocks of rows, so that no gap is held for long.
+        itemsize = ITEMSIZE[tensor.inputs[0].dtype]
+        height, width = sum(source.shape[0] for source in tensor.inputs), tensor.inputs[0].shape[1]
+        count = max(1, COLUMN_BAND_NBYTES // max(height * itemsize, 1))
+        for start in range(0, width, count):
+            band = np.empty((height, min(count, width - start)), dtype=f"u{itemsize}")
+            row = 0
+            for source in tensor.inputs:
+                step = max(1, COLUMN_BLOCK_NBYTES // max(source.full_shape[1] * itemsize, 1))
+                for first in range(0, source.shape[0], step):
+                    rows = min(step, source.shape[0] - first)
+                    offset = (source.offset[0] + first, source.offset[1] + start)
+                    band[row : row + rows] = self._read_region(source, Region(offset, (rows, band.shape[1])), pieces)
+                    row += rows
+            yield band
 
 
 def _band(source: Input, row_dim: int, rows: range) -> Region:

@@ -125,7 +125,12 @@ def test_a_hostile_metadata_is_refused_by_name(folder):
 
 def test_megatrons_format_is_not_taken_for_it(folder):
     (folder / "common.pt").touch()
-    assert DcpReader.probe(folder).because == "it is Megatron torch_dist"
+    assert open_checkpoint(folder).name == "megatron_dist"
+
+
+def test_another_tools_metadata_json_is_no_hindrance(folder):
+    (folder / "metadata.json").write_text('{"run": "mine"}')
+    assert isinstance(open_checkpoint(folder), DcpReader)
 
 
 def test_files_of_an_earlier_save_are_noted(folder):
