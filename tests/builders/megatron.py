@@ -10,6 +10,8 @@ import random
 import signal
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -293,6 +295,13 @@ def _save(held: object, path: Path) -> None:
 def saved_bytes(held: object) -> bytes:
     """What torch.save makes of an object; pickled under Megatron's module name, which is not installed here."""
     buffer = io.BytesIO()
+    with _module_of_megatron():
+        torch.save(held, buffer)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _module_of_megatron() -> Iterator[None]:
     module = types.ModuleType("megatron.core.transformer.enums")
     module.AttnBackend = AttnBackend  # type: ignore[attr-defined]
     names = ["megatron", "megatron.core", "megatron.core.transformer", module.__name__]
@@ -300,9 +309,17 @@ def saved_bytes(held: object) -> bytes:
     sys.modules |= dict.fromkeys(names, module)
     AttnBackend.__module__ = module.__name__
     try:
-        torch.save(held, buffer)
+        yield
     finally:
         AttnBackend.__module__ = own
         for name in names:
             del sys.modules[name]
-    return buffer.getvalue()
+
+
+def edit_rank(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
+    """Change what a rank's file holds, in place."""
+    path = folder / "model_optim_rng.pt"
+    with _module_of_megatron():
+        held = torch.load(path, weights_only=False)
+    change(held)
+    path.write_bytes(saved_bytes(held))
