@@ -132,6 +132,8 @@ _EXPERTS: dict[str, Code] = {
     "experts.shape": Code("experts of a layer differ in shape", _MAPPING),
     "experts.router-missing": Code("a layer with experts has no router", _FROM_COMPLETE),
     "experts.router-rows": Code("the router has not one row per expert", _CONFIG),
+    "experts.router-equal": Code("all rows of a router are equal, so that it chooses no expert", _SOURCE),
+    "experts.router-repeats": Code("rows of a router are zero or equal: it cannot tell these experts apart", _SOURCE, "warning"),
     "experts.top-k": Code("more experts per token than there are", _CONFIG),
     "experts.identical": Code("two experts hold the same values", "An expert-parallel rank was read twice: export again."),
     "experts.exchanged": Code("an expert holds another expert's values", _MAPPING),
@@ -169,6 +171,10 @@ _OUTLIERS: dict[str, Code] = {
     ),
     "outliers.norm-untouched": Code("the norms of a role are all ones, those of others are not", _UNTRAINED, "warning"),
     "outliers.rms": Code("a matrix is much larger or smaller than its siblings", _UNTRAINED, "warning"),
+    "outliers.zeros": Code(
+        "a part of a matrix or of fused experts is zero, of its siblings none is", "A shard was not merged, or never filled: export again."
+    ),
+    "outliers.source-zeros": Code("a part is zero in the source too, of its siblings none is", _SOURCE, "warning"),
     "outliers.fresh": Code("a matrix looks freshly drawn, its siblings look trained", _UNTRAINED, "warning"),
 }
 
