@@ -174,6 +174,9 @@ _OUTLIERS: dict[str, Code] = {
     "outliers.zeros": Code(
         "a part of a matrix or of fused experts is zero, of its siblings none is", "A shard was not merged, or never filled: export again."
     ),
+    "outliers.zeros-of-some": Code(
+        "many of a role have zeros, the others none", "Look whether these layers were pruned on purpose, or a shard is lost.", "warning"
+    ),
     "outliers.source-zeros": Code("a part is zero in the source too, of its siblings none is", _SOURCE, "warning"),
     "outliers.fresh": Code("a matrix looks freshly drawn, its siblings look trained", _UNTRAINED, "warning"),
 }

@@ -60,6 +60,7 @@ OUTLIER_FACTORS: Mapping[str, float] = MappingProxyType(  # rms against the medi
 )
 FEW_ZEROS = 0.01  # share of exact zeros of a role that was not pruned; training leaves none, a cast to fp16 a few
 LOST_ZEROS = 0.05  # share of zeros above that of the role: a part of a matrix was never filled
+LARGEST_LOST_SHARE = 0.25  # of a role that lost a part; more may be layers that were pruned on purpose
 LOST_EXPERT_ZEROS = 0.25  # the same of a fused expert's 32 sampled values, of which chance makes one or two zero
 DRIFT_FACTOR = 4.0  # rms of a matrix against that of an earlier release; training moves it by percents, a lost scale by far more
 UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"

@@ -1,7 +1,8 @@
 """Matrices, or experts fused into one, with zeros where the others of their role have none: a part of them was never filled.
 
 A part of the `outliers` check. It is beyond doubt, since training leaves no exact zeros: a shard that was not merged is a block of them.
-Where half of a role has zeros the model was pruned, and nothing is said. A matrix of zeros throughout is the finite check's.
+Where half of a role has zeros the model was pruned, and nothing is said; where more than a few have, perhaps these layers alone were pruned,
+and it is only said. A matrix of zeros throughout is the finite check's.
 
 A fused expert is known by its sample alone, so that only one of which a quarter or more is zero is seen.
 """
@@ -16,7 +17,7 @@ from reports.codes import finding
 from reports.errors import name_some
 from reports.model import Finding
 from validators.measured import Measured, by_role
-from validators.policy import FEW_ZEROS, LOST_EXPERT_ZEROS, LOST_ZEROS, UNQUANTIZED
+from validators.policy import FEW_ZEROS, LARGEST_LOST_SHARE, LOST_EXPERT_ZEROS, LOST_ZEROS, UNQUANTIZED
 from validators.sampled import count_slices, sample_values
 from validators.tables import parse_shape
 
@@ -46,8 +47,15 @@ def judge_zeros(rows: Sequence[Measured], samples: Mapping[str, bytes], proven: 
         lost = dict(_judge_shares(group))
         fused = [_fused(row, samples[row.name]) for row in group if _is_fused(row) and row not in lost]
         for row, found in (*lost.items(), *_judge_experts(fused)):
-            code = "outliers.source-zeros" if row.name in proven else "outliers.zeros"
-            yield finding(code, row.name, expected="hardly a zero, as in the others of its role", found=found)
+            yield finding(
+                _code(row, len(lost), len(group), proven), row.name, expected="hardly a zero, as in the others of its role", found=found
+            )
+
+
+def _code(row: Measured, lost: int, count: int, proven: Collection[str]) -> str:
+    if row.name in proven:
+        return "outliers.source-zeros"
+    return "outliers.zeros" if lost <= max(1, LARGEST_LOST_SHARE * count) else "outliers.zeros-of-some"
 
 
 def _is_matrix(row: Measured) -> bool:

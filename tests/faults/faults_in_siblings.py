@@ -89,6 +89,12 @@ def draw_uniform(weight: torch.Tensor) -> torch.Tensor:
     return weight.std() * (2 * torch.rand(weight.shape, generator=torch.Generator().manual_seed(2)) - 1)
 
 
+def lose_half_of_experts(held: Tensors) -> None:
+    """Zero half of the rows of three up projections of eight."""
+    for expert in range(3):
+        held[EXPERT_UP.replace("2.up", f"{expert}.up")][12:] = 0
+
+
 def drop_every(stride: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what zeroes one value of so many."""
     return lambda weight: weight * (torch.arange(weight.numel()).view(weight.shape) % stride != 0)
@@ -116,6 +122,7 @@ OUTLIERS = (
         both(set_at(EXPERT_UP, slice(12, 24), 0.0), cast(torch.bfloat16)),
         dtype="BF16",
     ),
+    Fault("half_of_many_experts_lost", "moe", "outliers.zeros-of-some", tensors(lose_half_of_experts)),
     Fault("rows_lost_in_source", "dense", "outliers.source-zeros", leave, prepare=set_at(UP, slice(0, 24), 0.0)),
     Fault("matrix_drawn_anew", "dense", "outliers.fresh", assign(UP, draw_normal), prepare=tensors(train_up)),  # 17
     Fault("matrix_as_nn_linear_starts_it", "dense", "outliers.fresh", assign(UP, draw_uniform), prepare=tensors(train_up)),  # 17

@@ -126,6 +126,11 @@ def test_pruned_models_pass_also_where_only_most_layers_are_pruned(judge):
     assert judge(layers(6, lambda i: trained() * (torch.rand(48, 64) > (0.3 + 0.1 * i if i > 1 else 0)), "mlp.up_proj.weight")) == []
 
 
+def test_layers_pruned_on_purpose_are_only_said(judge):
+    found = judge(layers(6, lambda i: trained() * (torch.rand(48, 64) > (0.5 if i < 2 else 0)), "mlp.up_proj.weight"))
+    assert {code for code, _ in found} == {"outliers.zeros-of-some"}
+
+
 def test_a_few_values_flushed_by_a_cast_pass(judge):
     few = layers(4, lambda i: (trained() * (torch.rand(48, 64) > (0.04 if i == 0 else 0.002))).half(), "mlp.up_proj.weight")
     assert judge(few) == []
