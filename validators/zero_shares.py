@@ -1,7 +1,7 @@
 """Matrices, or experts fused into one, with zeros where the others of their role have none: a part of them was never filled.
 
 A part of the `outliers` check. It is beyond doubt, since training leaves no exact zeros: a shard that was not merged is a block of them.
-Where half of a role has zeros the model was pruned, and nothing is said; where more than a few have, perhaps these layers alone were pruned,
+Where half of a role has zeros the model was pruned, and nothing is said; where more than a few have, these layers may have been pruned,
 and it is only said. A matrix of zeros throughout is the finite check's.
 
 A fused expert is known by its sample alone, so that only one of which a quarter or more is zero is seen.
