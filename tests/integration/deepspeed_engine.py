@@ -21,7 +21,13 @@ def _model() -> torch.nn.Module:
 
 
 def _rank(rank: int, mode: str, stage: int, world: int, folder: str, dump: str) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "DS_ACCELERATOR": "cpu",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getppid() % 20000)}
     torch.set_num_threads(1)
     import deepspeed

@@ -88,13 +88,13 @@ def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -
         _refuse_mixed_steps(index, ranks)
         sharing = ranks[0].counts[index] if index < len(ranks[0].counts) else len(ranks)
         if sharing == len(ranks):
-            found |= trained_of_group(index, shapes, ranks, where)
+            found |= trained_of_group(index, shapes, ranks, where, by_map=not states.round_robin)
             continue
         if sharing == 0 or len(ranks) % sharing:
             raise FormatError(f"parameter group {index} is shared by {sharing} of {len(ranks)} ranks", where=where, remedy=REMEDY)
         ep_degree = len(ranks) // sharing
         for ep_rank in range(ep_degree):
-            own = trained_of_group(index, shapes, ranks[ep_rank::ep_degree], where)
+            own = trained_of_group(index, shapes, ranks[ep_rank::ep_degree], where, by_map=not states.round_robin)
             names = _global_experts(shapes, ep_rank)
             found |= {names[name]: parameter for name, parameter in own.items()}
     return found
