@@ -213,10 +213,35 @@ def _trained(index: int, shape: Shape, extents: tuple[Extent, ...], ranks: Seque
     master = Home(shape, tuple(Part(ranks[e.rank].file, ranks[e.rank].masters[index], e) for e in extents))
     slots = {MASTER: master}
     for slot, vectors in ranks[0].slots.items():
-        if vectors[index] is not None:
+        if vectors[index] is not None and _is_cut_alike(slot, index, ranks):
             parts = [(ranks[e.rank], _vector(ranks[e.rank], slot, index), e) for e in extents]
             slots[slot] = Home(shape, tuple(Part(states.file, vector, e) for states, vector, e in parts))
     return Trained(index, slots, (ranks[0].file, ranks[0].steps[index]))
+
+
+def find_foreign(ranks: Sequence[OptimStates]) -> dict[str, Home]:
+    """Return the optimizer's vectors that are not cut as the masters are, so that no file tells whose their elements are.
+
+    Args:
+        ranks: optimizer files, in the order of ranks.
+
+    Returns:
+        By a name of their own, such as Muon's `momentum_buffer` of whole parameters.
+    """
+    found: dict[str, Home] = {}
+    for slot, vectors in ranks[0].slots.items() if ranks else ():
+        for index, first in enumerate(vectors):
+            if first is not None and not _is_cut_alike(slot, index, ranks):
+                own = [(rank, states, _vector(states, slot, index)) for rank, states in enumerate(ranks)]
+                found |= {f"{slot}.group{index}.rank{rank}": Home(v.shape, (Part(states.file, v, None),)) for rank, states, v in own}
+    return found
+
+
+def _is_cut_alike(slot: str, index: int, ranks: Sequence[OptimStates]) -> bool:
+    # Moments keep the padding at the end that the last rank's masters may have lost; they are otherwise as long.
+    lengths = [(_vector(states, slot, index).shape[0], states.masters[index].shape[0]) for states in ranks]
+    last, masters_of_last = lengths[-1]
+    return all(ours == masters for ours, masters in lengths[:-1]) and 0 <= last - masters_of_last < 2 * len(ranks)
 
 
 def _vector(states: OptimStates, slot: str, index: int) -> StoredTensor:

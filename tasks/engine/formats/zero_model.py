@@ -17,7 +17,17 @@ from dataclasses import dataclass
 from reports.errors import FormatError
 from tasks.engine.containers.torch_pickle import collect_tensors, is_tensor
 from tasks.engine.formats.zero_files import WeightFile, ZeroFiles
-from tasks.engine.formats.zero_homes import Home, Part, Trained, find_aliases, find_frozen, find_in_module, follow_aliases, trained_of_group
+from tasks.engine.formats.zero_homes import (
+    Home,
+    Part,
+    Trained,
+    find_aliases,
+    find_foreign,
+    find_frozen,
+    find_in_module,
+    follow_aliases,
+    trained_of_group,
+)
 from tasks.engine.formats.zero_states import ModelStates, OptimStates
 from tasks.engine.formats.zero_walk import REMEDY, Shape
 
@@ -72,7 +82,7 @@ def find_model(files: ZeroFiles, where: str) -> Model:
         homes |= find_in_module(states[0], homes, aliases)
     homes |= _untrained_weights(files, homes)
     homes |= follow_aliases(aliases, homes, first.file.where)
-    others = _unnamed_state(first) if not files.optims else {}
+    others = {name: home for ranks in files.optims for name, home in find_foreign(ranks).items()} if files.optims else _unnamed_state(first)
     return Model(_in_order(homes, first), tuple(copies), trained, others, _groups_of(trained), aliases)
 
 
