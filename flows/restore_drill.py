@@ -22,7 +22,7 @@ from tasks.engine.formats.readers import check_folder
 from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
-from validators.drills.drift import list_keys, list_order, spelling_of
+from validators.drills.drift import list_keys, list_order, spelling_of, versions_of
 from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
 from validators.drills.log import read_goals, read_log
@@ -229,7 +229,7 @@ def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sou
         numbers.rpo_seconds,
         numbers.nbytes,
         tuple(one.save.name for one in sound),
-        dict(run.environment),
+        versions_of(facts, run.environment) if facts else dict(run.environment),
         list_keys(facts) if facts else (),
         list_order(facts) if facts else (),
         spelling_of(facts) if facts else "",

@@ -153,6 +153,16 @@ def age(root: Path) -> None:
         os.utime(path, (seconds, seconds))
 
 
+def other_writer(root: Path) -> None:
+    """As if the trainer had been upgraded between two saves: the history knows the version that the save before recorded."""
+    edit(lambda state: state["train_state"].update(torch_version="2.13"))(root)
+    history = root.parent / "runs" / "drills.jsonl"
+    rows = [json.loads(line) for line in history.read_text().splitlines()]
+    for row in rows:
+        row["versions"]["writer's train_state.torch_version"] = "2.9"
+    history.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 FAULTS: tuple[CheckpointFault, ...] = (
     CheckpointFault("commit_marker_missing", "commit.uncommitted", in_save(lambda save: (save / ".metadata").unlink())),
     CheckpointFault("metadata_without_ranks", "commit.ranks-missing", in_save(lambda save: (save / "__0_0.distcp").unlink())),
@@ -239,5 +249,6 @@ FAULTS: tuple[CheckpointFault, ...] = (
     ),
     CheckpointFault("flattening_changed", "drift.flattening", edit(flatten), drilled_before=True),
     CheckpointFault("parameter_order_changed", "drift.parameter-order", edit(swap_groups), drilled_before=True),
+    CheckpointFault("trainer_upgraded_between_saves", "drift.versions", other_writer, drilled_before=True),
     CheckpointFault("framework_upgraded", "drift.versions", other_versions, drilled_before=True),
 )
