@@ -94,12 +94,12 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     asked, root = _read_asked(request), request.root.absolute()
     call, records = run.runner.call, request.runs.absolute() / RECORDS
     also = tuple(path.absolute() for path in request.also)
-    found_at = run.phase("find", lambda: call(find_saves, root, also, run.folder))
+    found_at = run.phase("find", lambda: call(find_saves, root, also, run.folder, run.clock))
     found = read_stored(Found, found_at)
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
-    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real))
+    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real, found))
     tried = _sabotage(run, found, sound) if sound and request.reach != "D1" and not request.also else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
@@ -115,7 +115,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     past = _past(run, request, results, sound, numbers)
     outcome = _write(request, run, results, sound, (*asked.history, past))
     for read in sound:
-        keep_record(read, records, versions)
+        keep_record(read, records, versions, past.finished)
     append_history(request.runs, request.root, past)
     if not outcome.verdict.green:
         raise DrillFailedError(outcome)
@@ -137,7 +137,9 @@ def _read_saves(request: DrillRequest, run: Run, found: Found, history: tuple[Pa
 def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path, Drilled]:
     records = request.runs.absolute() / RECORDS
     also = tuple(root / save.name if (root / save.name).is_dir() else root for root in (path.absolute() for path in request.also))
-    path = run.phase(phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers), nbytes_read=save.nbytes)
+    path = run.phase(
+        phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers, run.clock), nbytes_read=save.nbytes
+    )
     return path, read_stored(Drilled, path)
 
 
@@ -174,9 +176,9 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
     return Real(tuple(restored), resumed)
 
 
-def _rto(run: Run, real: Real) -> dict[str, float]:
-    # What a restore would wait for: finding the newest save, reading it, loading it, the first step.
-    phases = {phase.name: phase.seconds for phase in run.phases if phase.name in ("find", "read")}
+def _rto(run: Run, real: Real, found: Found) -> dict[str, float]:
+    # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step.
+    phases = {"find": found.find_seconds} | {phase.name: phase.seconds for phase in run.phases if phase.name == "read"}
     if real.resumed is not None:
         return phases | {"load": real.resumed.load_seconds, "first step": real.resumed.first_step_seconds}
     return phases | ({"load": real.restored[0].seconds} if real.restored else {})
