@@ -130,7 +130,7 @@ def _read_saves(request: DrillRequest, run: Run, found: Found, history: tuple[Pa
         tried.append(_read(request, run, save, "read" if not tried else f"read {save.name}"))
         if not tried[-1][1].damage:
             older = choose_older(complete, save, history)
-            return [*tried, *([_read(request, run, older, f"read {older.name}")] if older else [])]
+            return [*tried, *([_read(request, run, older, f"read older {older.name}")] if older else [])]
     return tried
 
 
@@ -178,7 +178,8 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
 
 def _rto(run: Run, real: Real, found: Found) -> dict[str, float]:
     # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step.
-    phases = {"find": found.find_seconds} | {phase.name: phase.seconds for phase in run.phases if phase.name == "read"}
+    read = sum(phase.seconds for phase in run.phases if phase.name.startswith("read") and not phase.name.startswith("read older"))
+    phases = {"find": found.find_seconds, "read": read}
     if real.resumed is not None:
         return phases | {"load": real.resumed.load_seconds, "first step": real.resumed.first_step_seconds}
     return phases | ({"load": real.restored[0].seconds} if real.restored else {})

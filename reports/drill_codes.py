@@ -60,6 +60,9 @@ _CONSISTENCY: dict[str, Code] = {
     "consistency.folder-step": Code(
         "the folder's name tells another step than the counter inside", "Rename it, if it was copied.", "warning"
     ),
+    "consistency.ranks-lost": Code(
+        "state that every rank saves for itself is there of some ranks only", "Look at how it is saved: by dp rank?"
+    ),
     "consistency.tokens": Code("consumed tokens are not steps times tokens per step", "Correct tokens_per_step, or find the lost batches."),
     "consistency.moment-shape": Code("a moment has another shape than its parameter", "The optimizer was misaligned when it was saved."),
     "consistency.orphan-moments": Code(

@@ -234,6 +234,12 @@ FAULTS: tuple[CheckpointFault, ...] = (
         "consistency.moments-narrow",
         edit(lambda state: _each(state, lambda entry: entry.update(exp_avg=entry["exp_avg"].bfloat16()))),
     ),
+    CheckpointFault(
+        "data_positions_of_other_ranks_lost", "consistency.ranks-lost", edit(lambda state: state["dataloader"].update(world_size=4))
+    ),
+    CheckpointFault(
+        "random_numbers_of_a_rank_lost", "consistency.ranks-lost", edit(lambda state: state["rng"].update(rank_2=state["rng"]["rank_0"]))
+    ),
     CheckpointFault("recovery_too_slow", "objectives.rto", leave, {"rto_seconds": 1e-6}),
     CheckpointFault("too_many_steps_lost", "objectives.rpo", leave, {"rpo_steps": 2}, log=True),
     CheckpointFault("budget_exceeded", "objectives.budget", leave, {"declared": {"budget_nbytes": 1000}}),

@@ -201,3 +201,28 @@ def test_a_log_line_that_is_no_step_is_refused(root):
     (root.parent / "log").write_text('{"step": 1, "rank": 0}\n{"loss": 1}\n')
     with pytest.raises(RequestError, match="line 2 is no step"):
         drill(root, log=root.parent / "log")
+
+
+@pytest.mark.slow
+def test_training_of_two_ranks_continues_bit_for_bit(tmp_path):
+    root = tmp_path / "run"
+    log = write_run(root, world=2, saves=(3, 6), last=12)
+    before = _contents(root)
+    outcome = drill(root, level=None, log=log, resume="tests.builders.trainer:build", max_ranks=4)
+    assert (codes(outcome), outcome.verdict.green) == (set(), True)
+    found = measured(outcome, "resume")
+    assert (found["ranks"], found["steps compared with the log"], found["largest difference of a loss"]) == (2, 12, 0.0)
+    restored = measured(outcome, "restore")
+    assert restored["world sizes"] == "2, 1, 4, 2"
+    assert restored["saved again"] > 40
+    assert set(outcome.report.history[-1].__slots__) >= {"rto_seconds"}
+    assert measured(outcome, "objectives")["rto first step, s"] > 0
+    assert _contents(root) == before
+
+
+@pytest.mark.slow
+def test_a_trainer_that_raises_is_told_with_its_own_words(root):
+    outcome = drill(root, level=None, resume="tests.builders.faulty_resume:raises", log=root.parent / "run.log.jsonl", max_ranks=1)
+    (told,) = [f.found for r in outcome.report.results for f in r.findings if f.code == "resume.refused"]
+    assert told.startswith("RuntimeError at faulty_resume.py")
+    assert "the tokenizer is gone" in told

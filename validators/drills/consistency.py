@@ -1,7 +1,9 @@
 """D2: the components of a save belong to one moment of one run, and to each other."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from math import prod
+from types import MappingProxyType
 
 from reports.codes import finding
 from reports.errors import name_some
@@ -22,6 +24,13 @@ _TRAIN_STEPS = (
 )
 _SCHEDULER_STEPS = ("last_epoch",)  # Megatron's num_steps counts samples
 _TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens", "num_input_tokens_seen")
+# What every rank saves for itself → its number in a key
+RANKED: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "data position": re.compile(r"(?:^|\.)dataloader\.dp_rank_(\d+)(?:\.|$)"),
+        "random numbers": re.compile(r"^(?:rng\.rank_|rng_state_|random_states_)(\d+)(?:\.|$)"),
+    }
+)
 _NARROW = frozenset({"BF16", "F16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -36,7 +45,9 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
     """
     if evidence.newest is None:
         return Skip("no complete save")
-    findings = [f for drilled in evidence.sound for f in (*_steps(drilled), *_tokens(drilled, evidence.goals), *_moments(drilled))]
+    findings = [
+        f for drilled in evidence.sound for f in (*_ranks(drilled), *_steps(drilled), *_tokens(drilled, evidence.goals), *_moments(drilled))
+    ]
     examined = sum(len(d.facts.entries) for d in evidence.sound)
     return Outcome(tuple(findings), examined, _counters(evidence.newest.facts))
 
@@ -98,6 +109,21 @@ def _steps(drilled: Drilled) -> Iterator[Finding]:
         yield finding(
             "consistency.folder-step", where, expected=f"step {trained}, as its counter says", found=f"step {facts.step} in its name"
         )
+
+
+def _ranks(drilled: Drilled) -> Iterator[Finding]:
+    # State that every rank saves under its own number: none between may lack, nor fewer be there than the save says.
+    facts, where = drilled.facts, drilled.save.name
+    recorded = next(iter(_ending(facts, "dataloader.world_size")), 0)
+    for name, pattern in RANKED.items():
+        found = {int(match[1]) for match in map(pattern.search, facts.names()) if match}
+        world = max((rank + 1 for rank in found), default=0)
+        if found and name == "data position":
+            world = max(world, recorded)
+        lost = sorted(set(range(world)) - found)
+        if lost:
+            told = f"none of rank {', '.join(map(str, lost[:8]))}"
+            yield finding("consistency.ranks-lost", f"{where}: {name}", expected=f"state of {world} ranks", found=told)
 
 
 def _tokens(drilled: Drilled, goals: Goals) -> Iterator[Finding]:
