@@ -15,6 +15,7 @@ from tasks.engine.families.family import described
 from tasks.engine.planning.choose import Choice, choose_family, expectation_for
 from tasks.engine.planning.plan import ExportPlan, Input, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
+from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
 from tasks.forward import describe_architecture
@@ -41,6 +42,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     choice = choose_family(
         request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: describe_unknown(request.assets)
     )
+    check_stated(catalog.stated, config, choice.dims)
     plan = make_plan(catalog, _plan_request(request, choice))
     path = folder / "plan.json"
     path.write_text(plan_to_json(plan))

@@ -85,6 +85,9 @@ _CLOSED_LIST: Mapping[tuple[str, str], object] = {
     ("pathlib._local", "PosixPath"): _joined,  # Python 3.13 and later
     ("collections", "OrderedDict"): OrderedDict,
     **{("torch", name): name for name in _DTYPES},
+    # Every rank's save plan, which Megatron keeps in it.
+    **{(_DCP + "planner", name): _Record for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")},
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"): _Record,
 }
 
 # What a pickle that is cut short or scrambled makes the unpickler raise.

@@ -19,6 +19,7 @@ from reports.errors import FormatError, name_some
 from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox, refuse_outside
 from tasks.witnesses.dcp_metadata import DcpTensor, ItemPlace, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
+from tasks.witnesses.megatron import decode_megatron, decode_megatron_dist
 from tasks.witnesses.torch_items import SavedTensor, list_tensors
 from tasks.witnesses.zero import decode_universal, decode_zero
 
@@ -207,6 +208,8 @@ DECODERS: Mapping[str, Callable[[tuple[Path, ...]], Stored]] = {
     "hf": _decode_hf,
     "zero": decode_zero,
     "universal": decode_universal,
+    "megatron": decode_megatron,
+    "megatron_dist": decode_megatron_dist,
     "fsdp1_ranks": partial(_refuse, "torch.load(weights_only=True) refuses the ShardedTensor pickles of per-rank FSDP1 files"),
 }
 

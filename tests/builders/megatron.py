@@ -5,10 +5,13 @@ A `Model` is drawn as published weights; what Megatron would hold of it is built
 
 import argparse
 import enum
+import io
 import random
 import signal
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -193,7 +196,8 @@ class AttnBackend(enum.Enum):
     auto = 5
 
 
-def _namespace(model: Model, grid: Grid) -> argparse.Namespace:
+def write_args(model: Model, grid: Grid) -> argparse.Namespace:
+    """Megatron's arguments of such a run."""
     return argparse.Namespace(
         **{
             "num_layers": model.layers,
@@ -217,6 +221,7 @@ def _namespace(model: Model, grid: Grid) -> argparse.Namespace:
             "exit_signal": signal.SIGTERM,
             "params_dtype": model.dtype,
             "gtp_weight_remat_size": 1,
+            "swiglu": True,
             **grid.args,
         }
     )
@@ -231,7 +236,7 @@ def write_legacy(folder: Path, model: Model, grid: Grid, *, step: int = 7, leave
             name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if grid.pp > 1 else "") + (f"_{ep:03d}" if grid.ep > 1 else "")
             if name in leave_out:
                 continue
-            held: dict[str, object] = {"args": _namespace(model, grid), "checkpoint_version": 3.0, "iteration": step}
+            held: dict[str, object] = {"args": write_args(model, grid), "checkpoint_version": 3.0, "iteration": step}
             for virtual in range(grid.vpp):
                 chunk = {own: _cut(n, tensors[n], grid, tp).clone() for n, own in stages[virtual, pp].items()}
                 key = "model" if grid.vpp == 1 else f"model{virtual}"
@@ -283,8 +288,20 @@ def _grouped(chunk: dict[str, object], per_rank: int) -> dict[str, object]:
     return made
 
 
-def _save(held: dict[str, object], path: Path) -> None:
-    # Pickled under Megatron's module name, which is not installed here.
+def _save(held: object, path: Path) -> None:
+    path.write_bytes(saved_bytes(held))
+
+
+def saved_bytes(held: object) -> bytes:
+    """What torch.save makes of an object; pickled under Megatron's module name, which is not installed here."""
+    buffer = io.BytesIO()
+    with _module_of_megatron():
+        torch.save(held, buffer)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _module_of_megatron() -> Iterator[None]:
     module = types.ModuleType("megatron.core.transformer.enums")
     module.AttnBackend = AttnBackend  # type: ignore[attr-defined]
     names = ["megatron", "megatron.core", "megatron.core.transformer", module.__name__]
@@ -292,8 +309,17 @@ def _save(held: dict[str, object], path: Path) -> None:
     sys.modules |= dict.fromkeys(names, module)
     AttnBackend.__module__ = module.__name__
     try:
-        torch.save(held, path)
+        yield
     finally:
         AttnBackend.__module__ = own
         for name in names:
             del sys.modules[name]
+
+
+def edit_rank(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
+    """Change what a rank's file holds, in place."""
+    path = folder / "model_optim_rng.pt"
+    with _module_of_megatron():
+        held = torch.load(path, weights_only=False)
+    change(held)
+    path.write_bytes(saved_bytes(held))

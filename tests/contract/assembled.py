@@ -7,6 +7,7 @@ import torch
 
 from tasks.engine.formats.reader import CheckpointReader
 from tasks.engine.tensors.catalog import Fragment
+from tasks.witnesses.sources import Stored
 
 TORCH_DTYPES = {
     "BOOL": torch.bool,
@@ -53,3 +54,15 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
     return torch.equal(*raw)
+
+
+def gather(stored: Stored, name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor from a witness's boxes, which must hold as many elements as `value` and may not repeat any."""
+    whole, filled = torch.empty_like(value), 0
+    for box in stored[name]:
+        with box.open() as read:
+            values = read((0,) * len(box.box.shape), box.box.shape)
+        whole[tuple(slice(o, o + n) for o, n in zip(box.box.offset, box.box.shape, strict=True))] = values
+        filled += values.numel()
+    assert filled == value.numel()
+    return whole

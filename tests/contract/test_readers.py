@@ -14,6 +14,8 @@ from tasks.engine.formats.readers import READERS, open_checkpoint
 from tests.builders import hf as hf_builder
 from tests.builders import universal as universal_builder
 from tests.builders import zero as zero_builder
+from tests.builders.megatron import Grid, Model, write_legacy
+from tests.builders.megatron_dist import write_torch_dist
 from tests.contract.assembled import assemble, read_values, same_bytes
 
 # reader → layouts of tests.builders.dcp it reads
@@ -50,6 +52,14 @@ def _universal(stage: int, **options: int) -> Callable[[Path], dict[str, torch.T
     return build
 
 
+def _megatron(model: Model, grid: Grid) -> Callable[[Path], dict[str, torch.Tensor]]:
+    return lambda folder: write_legacy(folder, model, grid)
+
+
+def _megatron_dist(model: Model, grid: Grid, **options: object) -> Callable[[Path], dict[str, torch.Tensor]]:
+    return lambda folder: write_torch_dist(folder, model, grid, **options)
+
+
 # reader → builders of folders that need no process group; each returns what was written
 BUILT: dict[str, tuple[tuple[str, Callable[[Path], dict[str, torch.Tensor]]], ...]] = {
     "hf": (
@@ -70,6 +80,21 @@ BUILT: dict[str, tuple[tuple[str, Callable[[Path], dict[str, torch.Tensor]]], ..
         ("universal_step_from_zero2", _universal(2)),
         ("universal_step_from_zero3", _universal(3)),
         ("universal_step_with_surplus", _universal(3, surplus=2)),
+    ),
+    "megatron": (
+        ("megatron_tp2_pp2", _megatron(Model(qkv_bias=True), Grid(tp=2, pp=2))),
+        ("megatron_tied_vpp2_fused_norms", _megatron(Model(tied=True, qk_norm=True), Grid(pp=2, vpp=2, fused_norms=True))),
+        ("megatron_tp4_uneven", _megatron(Model(dtype=torch.bfloat16), Grid(tp=4, pp=3, stages=((1, 0, 3),)))),
+        ("megatron_experts", _megatron(Model(experts=4), Grid(tp=2, ep=2))),
+        ("megatron_sparse_grid", _megatron(Model(experts=4), Grid(tp=2, pp=2, ep=2, etp=1, experts_as="te_grouped"))),
+        ("megatron_grouped", _megatron(Model(experts=4), Grid(tp=2, ep=2, experts_as="grouped", prefix="module."))),
+    ),
+    "megatron_dist": (
+        ("dist_tp2_pp2", _megatron_dist(Model(qkv_bias=True), Grid(tp=2, pp=2))),
+        ("dist_common_file", _megatron_dist(Model(tied=True, qk_norm=True), Grid(tp=4), common="file", optimizer=True)),
+        ("dist_no_axes", _megatron_dist(Model(dtype=torch.bfloat16), Grid(tp=2), axes=False, optimizer=True)),
+        ("dist_experts", _megatron_dist(Model(experts=4), Grid(tp=2, ep=2))),
+        ("dist_layers_apart", _megatron_dist(Model(experts=4), Grid(tp=2, ep=2, etp=1), stacked=False)),
     ),
 }
 FILES = [

@@ -16,8 +16,9 @@ from tasks.engine.planning.planner import PlanRequest, make_plan
 from tasks.engine.writing.execute import execute_file
 from tasks.engine.writing.replicas import check_replicas
 from tasks.engine.writing.source_bytes import SourceBytes
+from tasks.witnesses.sources import decode_source
 from tests.builders.megatron import Grid, Model, config, published, write_legacy
-from tests.contract.assembled import assemble, same_bytes
+from tests.contract.assembled import assemble, gather, same_bytes
 
 
 @st.composite
@@ -71,6 +72,10 @@ def test_global_tensors_and_published_weights_come_back(run):
         for name, value in truth.items():
             assert same_bytes(assemble(reader, name, tuple(value.shape)), value), name
         assert _export(reader, model, Path(folder)).keys() == published(model).keys()
+        stored = decode_source("megatron", (save,))
+        assert set(stored) == set(truth)
+        for name, value in truth.items():
+            assert same_bytes(gather(stored, name, value), value), name
 
 
 def _export(reader, model, folder):

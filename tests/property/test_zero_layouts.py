@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.formats.zero import ZeroReader
-from tasks.witnesses.sources import Stored, decode_source
+from tasks.witnesses.sources import decode_source
 from tests.builders.zero import SLOTS, Tensors, Zero, write_zero
-from tests.contract.assembled import assemble, same_bytes
+from tests.contract.assembled import assemble, gather, same_bytes
 
 CLIENT = {"args": argparse.Namespace(lr=1.0), "np_rng_state": ("MT19937", np.arange(5)), "seen": {1, 2}, "loss": np.float64(2.5)}
 
@@ -80,15 +80,3 @@ def test_the_second_path_derives_the_same_weights(zero):
         assert set(stored) == set(zero.truth)
         for name, value in zero.truth.items():
             assert same_bytes(gather(stored, name, value), value), name
-
-
-def gather(stored: Stored, name: str, value: torch.Tensor) -> torch.Tensor:
-    """A tensor put together from the second path's boxes."""
-    whole, filled = torch.empty_like(value), 0
-    for box in stored[name]:
-        with box.open() as read:
-            values = read((0,) * len(box.box.shape), box.box.shape)
-        whole[tuple(slice(o, o + n) for o, n in zip(box.box.offset, box.box.shape, strict=True))] = values
-        filled += values.numel()
-    assert filled == value.numel()
-    return whole

@@ -63,13 +63,14 @@ def gated_mlp(source: str, gate: str, up: str, down: str, parts: tuple[str, ...]
         parts: "weight", and "bias" where there are biases.
 
     Returns:
-        Rules for both linears.
+        Rules for both linears; gate and up may be two tensors, as torch_dist's singleton shards are.
     """
     return tuple(
         rule
         for part in parts
         for rule in (
             Rule(f"{source}.linear_fc1.{part}", (f"{gate}.{part}", f"{up}.{part}"), SplitRows()),
+            *rename(((f"{source}.linear_fc1.{part}_w", f"{gate}.{part}"), (f"{source}.linear_fc1.{part}_v", f"{up}.{part}"))),
             Rule(f"{source}.linear_fc2.{part}", (f"{down}.{part}",)),
         )
     )

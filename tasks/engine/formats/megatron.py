@@ -20,6 +20,7 @@ from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.formats.folders import digest_files, list_names
 from tasks.engine.formats.megatron_args import REMEDY
 from tasks.engine.formats.megatron_cuts import Part, Whole, is_expert, place_part
+from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_files import RankFile, Ranks, list_rank_folders, open_ranks
 from tasks.engine.formats.megatron_names import check_experts, globalise, number_layers, unify
 from tasks.engine.formats.megatron_state import RELEASE, read_tracker, state_items, tracker_notes
@@ -96,6 +97,7 @@ class MegatronReader(CheckpointReader):
             sum(file.found.nbytes for file in ranks.files),
             tuple(replicas),
             (*source.notes, *tracker_notes(source.path / inner, step)),
+            stated=MappingProxyType(stated_facts(first.args)),
         )
 
     def _add(self, builder: TableBuilder, name: str, held: Sequence["Piece"]) -> tuple[SourceTensor, list[Fragment]]:

@@ -30,6 +30,7 @@ from tasks.engine.containers.torch_zip import Archive, open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, Offset, SavedObject, SavedTensor
 from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names
 from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS, REMEDY, Arguments, read_layout
+from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_plans import DIST_GLOBALS
 from tasks.engine.formats.megatron_state import RELEASE, common_items, read_tracker, tracker_notes
 from tasks.engine.formats.optimizer_state import slot_key
@@ -144,6 +145,7 @@ class MegatronDistReader(CheckpointReader):
             sum(file.nbytes for file in found),
             notes=(*source.notes, *notes),
             state_tensors=MappingProxyType(state),
+            stated=MappingProxyType(stated_facts(args.values) if isinstance(args, Arguments) else {}),
         )
 
     def _add(

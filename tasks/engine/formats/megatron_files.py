@@ -199,7 +199,7 @@ def _refuse_missing(ranks: Ranks, where: str) -> None:
     for pp in range(layout.pp):
         of_stage = [file for file in ranks.files if file.pp == pp]
         if not of_stage:
-            lost.append(f"every file of pp={pp}, and with them that pipeline stage")
+            lost.append(f"pp={pp}, and with it that whole pipeline stage")
             continue
         tps = [tp for tp in range(layout.tp) if (pp, tp) not in dense]
         lost += [f"tp={tp}, pp={pp}, and with it part {tp} of {layout.tp} of that stage's weights" for tp in tps]

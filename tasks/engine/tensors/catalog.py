@@ -14,6 +14,7 @@ from reports.errors import ShapeError
 from tasks.engine.tensors.region import Ints, Region, check_tiling
 from validators.expectation import ITEMSIZE
 
+Fact = int | float | bool | str
 OTHER_SLOT = "other"  # in keys of state tensors that belong to no parameter
 
 
@@ -98,6 +99,7 @@ class Catalog:
     `exp_avg`, `exp_avg_sq` and `step` are Adam's, others as the optimizer calls them. Tensors of no parameter are keyed `other/<key>`.
 
     `replicas` repeat a region that the table has already (another rank wrote it too) and must hold the same values; their `index` is -1.
+    `stated` is what the trainer stored of the model beside its weights, in the words of families.dims and planning.stated.
     `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report.
     """
 
@@ -112,6 +114,7 @@ class Catalog:
     replicas: tuple[Fragment, ...] = ()
     notes: tuple[str, ...] = field(default=())
     state_tensors: Mapping[str, SourceTensor] = field(default_factory=dict)
+    stated: Mapping[str, Fact] = field(default_factory=dict)
 
     @property
     def num_state_items(self) -> int:
