@@ -63,7 +63,9 @@ _CONSISTENCY: dict[str, Code] = {
     "consistency.ranks-lost": Code(
         "state that every rank saves for itself is there of some ranks only", "Look at how it is saved: by dp rank?"
     ),
-    "consistency.tokens": Code("consumed tokens are not steps times tokens per step", "Correct tokens_per_step, or find the lost batches."),
+    "consistency.tokens": Code(
+        "consumed tokens are not steps times tokens per step, or not those logged", "Correct tokens_per_step, or find the lost batches."
+    ),
     "consistency.moment-shape": Code("a moment has another shape than its parameter", "The optimizer was misaligned when it was saved."),
     "consistency.orphan-moments": Code(
         "moments of parameters that the model does not have", "Model and optimizer are of two runs or versions."

@@ -240,6 +240,9 @@ FAULTS: tuple[CheckpointFault, ...] = (
     CheckpointFault(
         "random_numbers_of_a_rank_lost", "consistency.ranks-lost", edit(lambda state: state["rng"].update(rank_2=state["rng"]["rank_0"]))
     ),
+    CheckpointFault(
+        "tokens_not_those_logged", "consistency.tokens", edit(lambda state: state["train_state"].update(ntokens_seen=84)), log=True
+    ),
     CheckpointFault("recovery_too_slow", "objectives.rto", leave, {"rto_seconds": 1e-6}),
     CheckpointFault("too_many_steps_lost", "objectives.rpo", leave, {"rpo_steps": 2}, log=True),
     CheckpointFault("budget_exceeded", "objectives.budget", leave, {"declared": {"budget_nbytes": 1000}}),

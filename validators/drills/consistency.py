@@ -1,7 +1,7 @@
 """D2: the components of a save belong to one moment of one run, and to each other."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -10,9 +10,8 @@ from reports.errors import name_some
 from reports.model import Finding, Measure
 from validators.check import Outcome
 from validators.drills.check import DrillCheck, Skip
-from validators.drills.evidence import Drilled, DrillEvidence
+from validators.drills.evidence import Drilled, DrillEvidence, Step
 from validators.drills.facts import Entry, Scalar, StateFacts
-from validators.drills.goals import Goals
 
 _TRAIN_STEPS = (
     "train_state.step",
@@ -46,7 +45,7 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
     if evidence.newest is None:
         return Skip("no complete save")
     findings = [
-        f for drilled in evidence.sound for f in (*_ranks(drilled), *_steps(drilled), *_tokens(drilled, evidence.goals), *_moments(drilled))
+        f for drilled in evidence.sound for f in (*_ranks(drilled), *_steps(drilled), *_tokens(drilled, evidence), *_moments(drilled))
     ]
     examined = sum(len(d.facts.entries) for d in evidence.sound)
     return Outcome(tuple(findings), examined, _counters(evidence.newest.facts))
@@ -126,12 +125,24 @@ def _ranks(drilled: Drilled) -> Iterator[Finding]:
             yield finding("consistency.ranks-lost", f"{where}: {name}", expected=f"state of {world} ranks", found=told)
 
 
-def _tokens(drilled: Drilled, goals: Goals) -> Iterator[Finding]:
+def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
     trained = train_step(drilled.facts)
     tokens = next((value for name in _TOKENS for value in _ending(drilled.facts, name)), None)
-    if goals.tokens_per_step and trained and tokens is not None and tokens != trained * goals.tokens_per_step:
-        expected = f"{trained} steps of {goals.tokens_per_step} tokens: {trained * goals.tokens_per_step}"
+    if not trained or tokens is None:
+        return
+    per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained)
+    if per_step and tokens != trained * per_step:
+        expected = f"{trained} steps of {per_step} tokens: {trained * per_step}"
         yield finding("consistency.tokens", drilled.save.name, expected=expected, found=str(tokens))
+    elif logged and tokens != logged:
+        yield finding("consistency.tokens", drilled.save.name, expected=f"{logged}, as logged up to step {trained}", found=str(tokens))
+
+
+def _logged_tokens(log: Sequence[Step], trained: int) -> int:
+    # Of all ranks up to a step; 0 unless every step of every rank is logged with its tokens.
+    before = [step for step in log if step.step <= trained and step.tokens]
+    ranks = {step.rank for step in log}
+    return sum(step.tokens for step in before) if len(before) == trained * len(ranks) else 0
 
 
 def _moments(drilled: Drilled) -> Iterator[Finding]:
