@@ -123,6 +123,12 @@ def unknown_step(root: Path) -> None:
     (root / "step-6").rmdir()
 
 
+def point_to_incomplete(root: Path) -> None:
+    """As a trainer that moves its pointer before the save is durable."""
+    (root / "step-6" / ".metadata").unlink()
+    (root / "latest").write_text("step-6")
+
+
 def flatten(state: State) -> None:
     """Spell the optimizer's groups by parameter."""
     groups = state["optim"].pop("param_groups")
@@ -178,7 +184,7 @@ FAULTS: tuple[CheckpointFault, ...] = (
     ),
     CheckpointFault("empty_rank_file_left", "commit.leftover", in_save(lambda save: (save / "__7_0.distcp").touch())),
     CheckpointFault("temporary_folder_left", "commit.leftover", lambda root: (root / "step-9.tmp").mkdir()),
-    CheckpointFault("pointer_to_an_older_save", "commit.pointer", lambda root: (root / "latest").write_text("step-3")),
+    CheckpointFault("pointer_to_an_older_save", "commit.pointer-older", lambda root: (root / "latest").write_text("step-3")),
     CheckpointFault("model_only_save", "components.model-only", edit(without("optim"))),
     CheckpointFault("optimizer_lost", "components.optimizer-lost", edit(lambda state: state["optim"].update(state={}))),
     CheckpointFault("schedule_not_saved", "components.scheduler", unknown_step),
@@ -241,7 +247,12 @@ FAULTS: tuple[CheckpointFault, ...] = (
         "random_numbers_of_a_rank_lost", "consistency.ranks-lost", edit(lambda state: state["rng"].update(rank_2=state["rng"]["rank_0"]))
     ),
     CheckpointFault(
-        "tokens_not_those_logged", "consistency.tokens", edit(lambda state: state["train_state"].update(ntokens_seen=84)), log=True
+        "tokens_not_those_logged", "consistency.tokens-logged", edit(lambda state: state["train_state"].update(ntokens_seen=84)), log=True
+    ),
+    CheckpointFault("pointer_to_an_incomplete_save", "commit.pointer", point_to_incomplete),
+    CheckpointFault("object_added_after_the_record", "state.added", record_then(lambda state: state.update(note={"by": "someone"}))),
+    CheckpointFault(
+        "moments_gone_since_the_last_drill", "drift.state-keys", edit(lambda state: _entries(state).pop("norm.bias")), drilled_before=True
     ),
     CheckpointFault("recovery_too_slow", "objectives.rto", leave, {"rto_seconds": 1e-6}),
     CheckpointFault("too_many_steps_lost", "objectives.rpo", leave, {"rpo_steps": 2}, log=True),

@@ -30,6 +30,8 @@ RANKED: Mapping[str, re.Pattern[str]] = MappingProxyType(
         "random numbers": re.compile(r"^(?:rng\.rank_|rng_state_|random_states_)(\d+)(?:\.|$)"),
     }
 )
+# Slots of tensors that have their parameter's shape
+WHOLE_SLOTS = frozenset({"master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 _NARROW = frozenset({"BF16", "F16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -135,7 +137,9 @@ def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
         expected = f"{trained} steps of {per_step} tokens: {trained * per_step}"
         yield finding("consistency.tokens", drilled.save.name, expected=expected, found=str(tokens))
     elif logged and tokens != logged:
-        yield finding("consistency.tokens", drilled.save.name, expected=f"{logged}, as logged up to step {trained}", found=str(tokens))
+        yield finding(
+            "consistency.tokens-logged", drilled.save.name, expected=f"{logged}, as logged up to step {trained}", found=str(tokens)
+        )
 
 
 def _logged_tokens(log: Sequence[Step], trained: int) -> int:
@@ -165,11 +169,17 @@ def _is_narrower(entry: Entry, model: dict[str, Entry]) -> bool:
 
 
 def _fit(where: str, entries: list[Entry], model: dict[str, Entry]) -> Iterator[Finding]:
-    # Moments have their parameter's shape. Factored ones (Adafactor) have fewer dims, which is no misfit.
+    # Factored moments (Adafactor) and those in blocks (8-bit Adam) have slots and shapes of their own, which is no misfit.
     orphans = [entry for entry in entries if entry.parameter not in model]
     for entry in entries:
         whole = model.get(entry.parameter)
-        if whole is not None and len(entry.shape) == len(whole.shape) and entry.shape != whole.shape and entry.numel > 1:
+        if (
+            entry.slot in WHOLE_SLOTS
+            and whole is not None
+            and len(entry.shape) == len(whole.shape)
+            and entry.shape != whole.shape
+            and entry.numel > 1
+        ):
             yield finding("consistency.moment-shape", f"{where}: {entry.key}", expected=str(whole.shape), found=str(entry.shape))
     if orphans:
         held = {entry.parameter for entry in entries}
@@ -182,7 +192,7 @@ def _fit(where: str, entries: list[Entry], model: dict[str, Entry]) -> Iterator[
 
 def _same_parameters(where: str, slots: dict[str, list[Entry]]) -> Iterator[Finding]:
     moments = {name: {entry.parameter for entry in entries} for name, entries in slots.items() if name in ("exp_avg", "exp_avg_sq")}
-    if len(moments) == 2 and moments["exp_avg"] != moments["exp_avg_sq"]:
+    if len(moments) == 2 and slots.keys() <= WHOLE_SLOTS and moments["exp_avg"] != moments["exp_avg_sq"]:
         odd = name_some(moments["exp_avg"] ^ moments["exp_avg_sq"], 3)
         yield finding("consistency.moments-unpaired", f"{where}: {odd}", expected="both moments of each parameter", found="one of the two")
 

@@ -96,10 +96,12 @@ def spelling_of(facts: StateFacts) -> str:
 
 
 def _keys(past: PastDrill, now: tuple[str, ...]) -> Iterator[Finding]:
+    # Names of the model must stay; an optimizer's entries also come with parameters that are unfrozen, or another optimizer.
     gone, new = set(past.keys) - set(now), set(now) - set(past.keys)
     if gone or new:
+        code = "drift.state-keys" if all("/" in key for key in gone | new) else "drift.keys"
         found = f"gone: {name_some(gone, 3)}; new: {name_some(new, 3)}"
-        yield finding("drift.keys", f"since {past.run_id}", expected=f"the {len(past.keys)} names of the last drill", found=found)
+        yield finding(code, f"since {past.run_id}", expected=f"the {len(past.keys)} names of the last drill", found=found)
 
 
 def _spelling(past: PastDrill, now: str) -> Iterator[Finding]:
