@@ -22,6 +22,7 @@ from tasks.engine.formats.readers import check_folder
 from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
+from validators.drills.consistency import known_step
 from validators.drills.drift import list_keys, list_order, spelling_of, versions_of
 from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
@@ -225,7 +226,7 @@ def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sou
         run.run_id,
         report.finished,
         request.reach,
-        sound[0].save.step if sound else None,
+        known_step(sound[0]) if sound else None,
         verdict.green,
         verdict.line,
         numbers.rto_seconds,

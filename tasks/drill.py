@@ -18,6 +18,7 @@ from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.saves import list_saves, open_save
 from validators.drills.check import run_drill_check
 from validators.drills.checks import DRILL_CHECKS
+from validators.drills.consistency import known_step
 from validators.drills.evidence import Drilled, DrillEvidence, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.facts import Record
 from validators.drills.goals import Goals, Numbers
@@ -184,7 +185,7 @@ def measure_numbers(found: Found, newest: Drilled | None, log: Sequence[Step], r
 
 
 def _work_lost(found: Found, newest: Drilled, log: Sequence[Step]) -> Numbers:
-    step = newest.save.step if newest.save.step is not None else 0
+    step = known_step(newest)
     after = [logged for logged in log if logged.step > step]
     if log:
         times = [logged.time for logged in after if logged.time]
@@ -196,7 +197,7 @@ def _work_lost(found: Found, newest: Drilled, log: Sequence[Step]) -> Numbers:
         )
     latest = max(save.saved_at for save in found.saves)
     seconds = latest - newest.save.saved_at + found.interval_seconds
-    steps = max((save.step for save in found.saves if save.step is not None), default=step) - step
+    steps = max(0, max((save.step for save in found.saves if save.step is not None), default=step) - step)
     return Numbers(rpo_seconds=seconds, rpo_steps=steps, rpo_basis="times of files: up to one interval more than the newest save tells")
 
 

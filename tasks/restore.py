@@ -17,6 +17,7 @@ from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.restoring.jobs import FolderAsk, RankAnswer, RestoreJob, ResumeJob, StateDifference, TensorAsk, WorldAnswer
 from tasks.restoring.launch import restore, resume
 from tasks.saves import open_save
+from validators.drills.consistency import known_step
 from validators.drills.evidence import Difference, Drilled, Restored, Resumed, Step
 from validators.drills.facts import StateFacts
 from validators.drills.stored import read_stored
@@ -97,7 +98,7 @@ def resume_save(drilled_at: Path, wish: ResumeWish, folder: Path) -> Resumed:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         job = ResumeJob(_folders(reader, drilled.facts), wish.spec, wish.world, wish.steps, scratch)
         ranks = resume(job, folder, wish.seconds).ranks
-    first = drilled.save.step if drilled.save.step is not None else 0
+    first = known_step(drilled)
     return Resumed(
         drilled.save.name,
         first,
@@ -168,7 +169,7 @@ def count_steps(drilled: Drilled, log: Sequence[Step], wanted: int) -> int:
     Returns:
         As many as are logged after the save; 3 without a log.
     """
-    first = drilled.save.step if drilled.save.step is not None else 0
+    first = known_step(drilled)
     return min(wanted, max((step.step for step in log), default=first) - first) or 3
 
 

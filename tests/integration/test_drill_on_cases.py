@@ -79,15 +79,13 @@ def test_torch_restores_it_at_other_world_sizes(name, tmp_path):
 def test_the_logged_continuation_comes_back(name, tmp_path):
     pytest.importorskip("torchdata", reason="cases: the recorded run's loader is torchdata's")
     case = json.loads((find_case(name) / "case.json").read_text())
-    root = tmp_path / "run"
-    _copy(name, root, SAVED_AT)
     with (tmp_path / "log.jsonl").open("w") as log:
         for rank in case["continuation"]:
             for number, loss in enumerate(rank["losses_after"]):
                 lr = [rank["lr"][number]] * 2
                 log.write(json.dumps({"step": SAVED_AT + 1 + number, "rank": rank["dp_rank"], "loss": loss, "lr": lr}) + "\n")
     resume = f"tests.builders.case_trainer:{CONTINUED[name]}"
-    outcome = drill(root, log=tmp_path / "log.jsonl", resume=resume, level=None, max_ranks=4)
+    outcome = drill(find_case(name) / "ckpt", runs=tmp_path / "runs", log=tmp_path / "log.jsonl", resume=resume, level=None, max_ranks=4)
     assert (_errors(outcome), outcome.verdict.green) == ([], True)
     found = measured(outcome, "resume")
     assert found["steps compared with the log"] == 2 * len(case["continuation"])

@@ -66,6 +66,19 @@ def train_step(facts: StateFacts) -> int | None:
     return found[0] if found else None
 
 
+def known_step(drilled: Drilled) -> int:
+    """Return at which step a save was made, as the log counts.
+
+    Args:
+        drilled: the save.
+
+    Returns:
+        The trainer's own counter, else the folder's number, else 0.
+    """
+    trained = train_step(drilled.facts)
+    return trained if trained is not None else drilled.save.step or 0
+
+
 def _ending(facts: StateFacts, name: str) -> list[int]:
     values = [value for key, value in facts.values.items() if key == name or key.endswith(f".{name}")]
     return [int(value) for value in values if _is_count(value)]
