@@ -63,6 +63,8 @@ def test_a_sound_run_is_restorable_and_nothing_of_it_is_changed(root):
     before = _contents(root)
     outcome = drill(root, log=root.parent / "run.log.jsonl")
     assert (outcome.verdict.green, codes(outcome)) == (True, set())
+    for path in (outcome.paths.html, outcome.paths.markdown, outcome.paths.junit):
+        assert "mapping not proven" not in path.read_text()
     assert outcome.verdict.line.startswith("restorable")
     assert measured(outcome, "commit")["chosen"] == "step-6, step-3"
     assert _contents(root) == before
