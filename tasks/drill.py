@@ -112,7 +112,7 @@ def read_save(save: Save, also: tuple[Path, ...], records: Path | None, folder: 
     seconds = clock() - begun
     facts = replace(facts, entries=entries)
     nbytes = sum(entry.nbytes for entry in entries.values())
-    drilled = Drilled(save, facts, damage, find_record(save, records) if records else None, nbytes, seconds)
+    drilled = Drilled(save, facts, damage, find_record(save, facts.root, records) if records else None, nbytes, seconds)
     return write_stored(drilled, folder / f"{save.name}.drilled.json")
 
 
@@ -201,11 +201,12 @@ def _work_lost(found: Found, newest: Drilled, log: Sequence[Step]) -> Numbers:
     return Numbers(rpo_seconds=seconds, rpo_steps=steps, rpo_basis="times of files: up to one interval more than the newest save tells")
 
 
-def find_record(save: Save, records: Path) -> Record | None:
+def find_record(save: Save, root: str, records: Path) -> Record | None:
     """Return what was recorded of a save: its own file, else what an earlier drill wrote down.
 
     Args:
         save: any save.
+        root: the folder in it that its catalog counts from, where `record` writes.
         records: where drills keep theirs.
 
     Returns:
@@ -214,7 +215,7 @@ def find_record(save: Save, records: Path) -> Record | None:
     Raises:
         FormatError: it is damaged.
     """
-    for path in (Path(save.path) / RECORD_NAME, record_path(save, records)):
+    for path in (Path(root) / RECORD_NAME, record_path(save, records)):
         if path.is_file():
             return record_from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
     return None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.recording import record_checkpoint
 from tests.builders.cases import find_case
 from tests.integration.test_drill import codes, drill, measured
 
@@ -102,3 +103,12 @@ def test_a_damaged_save_is_refused_and_an_older_one_chosen(name, tmp_path):
     outcome = drill(root)
     assert DAMAGED[name] in codes(outcome)
     assert measured(outcome, "commit")["chosen"] == "step-2"
+
+
+@pytest.mark.parametrize("name", ["ds_zero2_bf16_ws3", "mg_llama_untied_tp2pp2_legacy", "accelerate_fsdp2_w2_llama", "hf_trainer_llama"])
+def test_a_record_inside_a_save_of_any_format_is_found_again(name, tmp_path):
+    root = Path(shutil.copytree(find_case(name) / "ckpt", tmp_path / "ckpt", copy_function=shutil.copyfile))
+    _, entries = record_checkpoint(root, (), None, replace=False, workers=1)
+    outcome = drill(root)
+    assert (_errors(outcome), outcome.verdict.green) == ([], True)
+    assert measured(outcome, "state")["compared with a record"] == entries
