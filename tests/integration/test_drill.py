@@ -17,6 +17,8 @@ from flows.run import Outcome, PlainRunner
 from reports.errors import CommitError, FormatError, RequestError
 from tasks.drill_history import read_history
 from tests.builders.trainer import Run, write_run
+from tests.faults.faults_in_checkpoints import load_state, write_state
+from tests.unit.drills.test_accepted_reader import Marks
 from validators.drills.record import RECORD_NAME
 
 
@@ -228,3 +230,14 @@ def test_a_trainer_that_raises_is_told_with_its_own_words(root):
     (told,) = [f.found for r in outcome.report.results for f in r.findings if f.code == "resume.refused"]
     assert told.startswith("RuntimeError at faulty_resume.py")
     assert "the tokenizer is gone" in told
+
+
+@pytest.mark.slow
+def test_a_hostile_object_of_the_state_is_refused_by_name_and_does_not_run(root, tmp_path):
+    state = load_state(root / "step-6")
+    state["lr_scheduler"]["last_epoch"] = Marks(tmp_path / "ran")
+    write_state(state, root / "step-6")
+    outcome = drill(root, level=None, resume="tests.builders.trainer:build", log=root.parent / "run.log.jsonl", max_ranks=1)
+    (told,) = [f.found for r in outcome.report.results for f in r.findings if f.code == "resume.refused"]
+    assert "pickle asks for posix.mkdir, which is not in the closed list; nothing of it was run" in told
+    assert not (tmp_path / "ran").exists()
