@@ -36,14 +36,15 @@ from flows.options import (
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
 from flows.requests import ExportRequest
+from flows.serve_command import serve
 from reports.errors import ReleaseError
 
 REFUSED, INTERRUPTED = 2, 130
 app = typer.Typer(
     name="shardwright",
     help="Turn sharded training checkpoints into verified release weights.\n\n"
-    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too) and Hugging Face checkpoints without running a pickle; publishes"
-    " nothing that has not been re-read from disk and checked.\n\n"
+    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too), DeepSpeed and Hugging Face checkpoints without running a pickle;"
+    " publishes nothing that has not been re-read from disk and checked.\n\n"
     "Start with: shardwright demo",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(policy_app)
 app.command()(gate)
+app.command()(serve)
 add_commands(app)
 
 

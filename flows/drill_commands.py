@@ -14,25 +14,40 @@ RootArg = Annotated[Path, typer.Argument(help="The training run's root, with a f
 
 def drill(
     root: RootArg,
-    level: Annotated[str, typer.Option(help="D1 commit, D2 state; each includes those before.")] = "D2",
+    level: Annotated[
+        str | None, typer.Option(help="D1 commit, D2 state, D3 resume; each includes those before. [default: D2, with --resume D3]")
+    ] = None,
+    resume: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Your training step, to continue with.", show_default=False)] = "",
+    steps: Annotated[int, typer.Option(help="Steps to continue for, at most as many as are logged.")] = 20,
     goals: Annotated[Path | None, typer.Option(help="YAML of targets: rto_seconds, rpo_steps, mtbf_seconds …", show_default=False)] = None,
     log: Annotated[Path | None, typer.Option(help="The trainer's log as JSON lines: what would be lost.", show_default=False)] = None,
     also: AlsoOption = None,
     workers: Annotated[int, typer.Option(help="Tensors read at a time.")] = 2,
+    max_ranks: Annotated[int, typer.Option(help="Processes that may run at a time.")] = 8,
+    timeout: Annotated[float, typer.Option(help="Seconds that a restore or a resume may take.")] = 1800.0,
+    memory: Annotated[str, typer.Option(help="Bytes that a restore may hold at a time.")] = "8GB",
     junit: Annotated[Path | None, typer.Option(help="Write the results there too, as JUnit XML.", show_default=False)] = None,
     runs: RunsOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Prove that training can come back from a run's newest checkpoint and an older one. Changes nothing of the run.
 
+    At level D3 torch's own loader restores it in real processes; with --resume your own code then continues training, and every loss, rate
+    and batch is held against the log.
+
     Exit code 0: restorable. 1: a check failed, the report says why. 2: it could not be drilled.
 
-    Example: shardwright drill runs/ --goals drill.yaml
+    Example: shardwright drill runs/ --goals drill.yaml --log train.jsonl --resume my_trainer:build
     """
     request = DrillRequest.model_validate(
         {
             "root": root,
             "level": level,
+            "resume": resume,
+            "steps": steps,
+            "max_ranks": max_ranks,
+            "timeout": timeout,
+            "memory": memory,
             "goals": goals,
             "log": log,
             "also": also or [],

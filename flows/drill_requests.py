@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from flows.requests import refuse_unprintable
+from flows.requests import Size, refuse_unprintable
 
 
 class DrillRequest(BaseModel):
@@ -15,7 +15,15 @@ class DrillRequest(BaseModel):
 
     root: Path = Field(description="The training run's root, with a folder per save; or one save.")
     also: list[Path] = Field(default_factory=list, description="More roots of the same saves, for node-local disks.")
-    level: Literal["D1", "D2"] = Field("D2", description="D1 commit, D2 state; each includes those before.")
+    level: Literal["D1", "D2", "D3"] | None = Field(
+        None, description="D1 commit, D2 state, D3 resume; each includes those before. Default: D2, with --resume D3."
+    )
+    resume: str = Field("", pattern=r"^$|^[\w.]+:\w+$", description="module:function of the training step to continue with.")
+    steps: int = Field(20, ge=3, description="Steps to continue for, at most as many as are logged after the save.")
+    world: int = Field(0, ge=0, description="Ranks that the save was made by. 0: as the log or its files tell.")
+    max_ranks: int = Field(8, ge=1, description="Processes that this machine may run at a time.")
+    timeout: float = Field(1800, gt=0, description="Seconds that a restore or a resume may take.")
+    memory: Size = Field(8_000_000_000, description="Bytes that a restore may hold at a time.")
     goals: Path | None = Field(None, description="YAML of targets: rto_seconds, rpo_steps, mtbf_seconds, save_seconds …")
     log: Path | None = Field(None, description="The trainer's log, as JSON lines: step, rank, loss, lr, batch, time.")
     workers: int = Field(2, ge=1, le=64, description="Tensors read at a time.")
@@ -23,3 +31,14 @@ class DrillRequest(BaseModel):
     runs: Path = Field(Path("runs"), description="Where run folders with reports, the history and the records go.")
 
     _paths = field_validator("root", "also", "goals", "log", "junit", "runs")(refuse_unprintable)
+
+    @model_validator(mode="after")
+    def _resume_is_d3(self) -> "DrillRequest":
+        if self.resume and self.level not in (None, "D3"):
+            raise ValueError(f"--resume continues training, which is level D3, not {self.level}")
+        return self
+
+    @property
+    def reach(self) -> str:
+        """The level to drill at."""
+        return self.level or ("D3" if self.resume else "D2")

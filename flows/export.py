@@ -188,7 +188,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         source=loaded.label,
         plan_digest=planned.digest,
         results=gathered.judged.results,
-        witnesses=(*((measured.witness,) if measured else ()), *gathered.compared.witnesses),
+        witnesses=(*(measured.witnesses if measured else ()), *gathered.compared.witnesses),
         environment=run.environment,
         started=run.started,
         finished=now(),

@@ -4,7 +4,9 @@ Nothing of the run is written to. What was read is recorded in the runs' folder,
 """
 
 import shutil
+import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -12,23 +14,34 @@ from prefect import flow
 from flows.drill_requests import DrillRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
 from reports.errors import RequestError
-from reports.model import CheckResult, Report
+from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, read_history
 from tasks.engine.formats.readers import check_folder
+from tasks.restore import choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
+from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.drift import list_keys, list_order, spelling_of
-from validators.drills.evidence import Drilled, PastDrill, Save, Step
+from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
 from validators.drills.log import read_goals, read_log
-from validators.drills.stored import read_stored
+from validators.drills.stored import read_stored, write_stored
 
 RECORDS = "records"  # folder in the runs' folder for the records that drills make
 
 
 class DrillFailedError(RedVerdictError):
     """A check failed: the run cannot be relied on to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """What real processes gave, and why there is nothing from them."""
+
+    restored: tuple[Restored, ...] = ()
+    resumed: Resumed | None = None
+    reasons: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +98,24 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     found = read_stored(Found, found_at)
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
-    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run))
-    paths = tuple(path for path, _ in drilled)
-    facts = DrillFacts(request.level, found_at, paths, asked.goals, numbers, asked.log, asked.history, dict(run.environment))
+    real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
+    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real))
+    tried = _sabotage(run, found, sound) if sound and request.reach != "D1" and not request.also else ()
+    paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
+    facts = DrillFacts(
+        *(request.reach, found_at, paths, asked.goals, numbers, asked.log, asked.history, versions),
+        restored=real.restored,
+        resumed=real.resumed,
+        sabotage=tried,
+        reasons=real.reasons,
+    )
+    write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
-    outcome = _write(request, run, results, sound)
+    past = _past(run, request, results, sound, numbers)
+    outcome = _write(request, run, results, sound, (*asked.history, past))
     for read in sound:
-        keep_record(read, records, dict(run.environment))
-    append_history(request.runs, request.root, _past(run, request, outcome, sound, numbers))
+        keep_record(read, records, versions)
+    append_history(request.runs, request.root, past)
     if not outcome.verdict.green:
         raise DrillFailedError(outcome)
     return outcome
@@ -117,14 +140,62 @@ def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path
     return path, read_stored(Drilled, path)
 
 
-def _rto(run: Run) -> dict[str, float]:
-    # What a restore would wait for: finding the newest save and reading it.
-    return {phase.name: phase.seconds for phase in run.phases if phase.name in ("find", "read", "load", "first step")}
+def _sabotage(run: Run, found: Found, sound: list[Drilled]) -> tuple[Sabotage, ...]:
+    newest = sound[0].save
+    older = [save for save in found.complete() if (save.step or 0) < (newest.step or 0)]
+    with tempfile.TemporaryDirectory(dir=run.folder) as scratch:
+        return run.phase("sabotage", lambda: run.runner.call(sabotage, newest, older[-1] if older else None, Path(scratch)))
 
 
-def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled]) -> Outcome:
+def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]], log: tuple[Step, ...]) -> Real:
+    # Real processes, for the sound saves: the newest at several world sizes, the older one at its own.
+    sound = [(path, read) for path, read in drilled if not read.damage]
+    reason = why_not_restored([read for _, read in sound], bool(request.also))
+    if reason:
+        return Real(reasons=(("restore", reason), ("resume", reason)))
+    restored: list[Restored] = []
+    worlds = choose_worlds(request.world or count_ranks(sound[0][1], log), request.max_ranks)
+    limits = (request.memory, request.timeout)
+    for number, (path, read) in enumerate(sound):
+        sizes = worlds if number == 0 else worlds[:1]
+        name = "restore" if number == 0 else f"restore {read.save.name}"
+        restored += run.phase(name, partial(run.runner.call, restore_save, path, (), sizes, run.folder, limits))
+    if not request.resume:
+        return Real(tuple(restored))
+    path, read = sound[0]
+    world = request.world or count_ranks(read, log)
+    if world > request.max_ranks:
+        told = f"it was saved by {world} ranks, --max-ranks is {request.max_ranks}"
+        return Real(tuple(restored), reasons=(("resume", told),))
+    steps = count_steps(read, log, request.steps)
+    resumed = run.phase("resume", lambda: run.runner.call(resume_save, path, (), request.resume, world, steps, run.folder, request.timeout))
+    return Real(tuple(restored), resumed)
+
+
+def _rto(run: Run, real: Real) -> dict[str, float]:
+    # What a restore would wait for: finding the newest save, reading it, loading it, the first step.
+    phases = {phase.name: phase.seconds for phase in run.phases if phase.name in ("find", "read")}
+    if real.resumed is not None:
+        return phases | {"load": real.resumed.load_seconds, "first step": real.resumed.first_step_seconds}
+    return phases | ({"load": real.restored[0].seconds} if real.restored else {})
+
+
+def _write(
+    request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled], history: tuple[PastDrill, ...]
+) -> Outcome:
+    report = _report(request, run, results, sound, history)
+    paths = write_report(report, run.folder)
+    if request.junit is not None:
+        request.junit.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(paths.junit, request.junit)
+    return Outcome(report, paths, report.verdict())
+
+
+def _report(
+    request: DrillRequest, run: Run, results: tuple[CheckResult, ...], sound: list[Drilled], history: tuple[PastDrill, ...]
+) -> Report:
     chosen = sound[0].save if sound else None
-    report = Report(
+    return Report(
         run_id=run.run_id,
         kind="drill",
         action="restorable",
@@ -137,27 +208,25 @@ def _write(request: DrillRequest, run: Run, results: tuple[CheckResult, ...], so
         started=run.started,
         finished=now(),
         phases=tuple(run.phases),
+        history=tuple(PastRun(p.run_id, p.finished, p.level, p.step, p.green, p.rto_seconds, p.rpo_seconds, p.nbytes) for p in history),
     )
-    paths = write_report(report, run.folder)
-    if request.junit is not None:
-        request.junit.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(paths.junit, request.junit)
-    return Outcome(report, paths, report.verdict())
 
 
-def _past(run: Run, request: DrillRequest, outcome: Outcome, drilled: list[Drilled], numbers: Numbers) -> PastDrill:
-    facts = drilled[0].facts if drilled else None
+def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sound: list[Drilled], numbers: Numbers) -> PastDrill:
+    facts = sound[0].facts if sound else None
+    report = _report(request, run, results, sound, ())
+    verdict = report.verdict()
     return PastDrill(
         run.run_id,
-        outcome.report.finished,
-        request.level,
-        drilled[0].save.step if drilled else None,
-        outcome.verdict.green,
-        outcome.verdict.line,
+        report.finished,
+        request.reach,
+        sound[0].save.step if sound else None,
+        verdict.green,
+        verdict.line,
         numbers.rto_seconds,
         numbers.rpo_seconds,
         numbers.nbytes,
-        tuple(one.save.name for one in drilled),
+        tuple(one.save.name for one in sound),
         dict(run.environment),
         list_keys(facts) if facts else (),
         list_order(facts) if facts else (),

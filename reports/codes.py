@@ -175,6 +175,10 @@ _VALUES: dict[str, Code] = {
     "values.differing": Code("values are not those of the source after the declared mapping and cast", _REPORT),
     "values.exchanged": Code("a tensor holds another tensor's values", _MAPPING),
     "values.duplicated": Code("a tensor holds a copy of another tensor's values", _MAPPING),
+    "values.copy-differs": Code(
+        "a weight, rounded, is not the copy that the trainer computed with: master and copy have parted, or ranks are mixed up",
+        "Export another step; if the trainer changes one of the two on purpose, --skip values=REASON.",
+    ),
     "values.not-compared": Code("a stored tensor was not compared with the source", _REPORT),
     "values.partial": Code("only some elements of a tensor were compared", _REPORT),
     "values.flushed": Code("the cast turned too many small values into zero", "Export to bf16 or fp32."),

@@ -9,6 +9,7 @@ _SAVING = "Look at the run that wrote this save: its last save did not finish, o
 _RESTORE_COPY = "Restore the save from a copy, or rely on the older one."
 _SAVE_ALL = "Make the trainer save it; a resume starts it afresh."
 _RESUME_CODE = "Mend what the trainer restores; the checkpoint itself is sound."
+_REPORT = "Do not rely on this save; report it with the run folder."
 _ORIGINAL = "Compare with the run that wrote it; if it is as it should be, record it again."
 
 _COMMIT: dict[str, Code] = {
@@ -74,6 +75,45 @@ _CONSISTENCY: dict[str, Code] = {
     "consistency.moments-narrow": Code("16-bit moments of fp32 parameters", "Right only if the optimizer keeps them so.", "warning"),
 }
 
+_RESTORE: dict[str, Code] = {
+    "restore.refused": Code("torch's own loader does not restore the save", "Look at the message; try another world size."),
+    "restore.differs": Code("a tensor that torch's loader restored is not the one that is stored", _REPORT),
+    "restore.not-fixed": Code("load, save and load again changes something", _REPORT),
+}
+
+_RESUME: dict[str, Code] = {
+    "resume.refused": Code("training does not continue from the save", "Look at the message: the trainer's own code raised it."),
+    "resume.weights": Code("weights after the restore are not those saved", _RESUME_CODE),
+    "resume.optimizer-lost": Code("the optimizer starts afresh: its moments are zero or absent", _RESUME_CODE),
+    "resume.optimizer-step": Code("the optimizer's step after the restore is not the saved one", _RESUME_CODE),
+    "resume.first-moment-lost": Code("every first moment is zero after the restore", _RESUME_CODE),
+    "resume.moments-misaligned": Code("moments are restored to other parameters", "Restore them by name, not by position."),
+    "resume.moments-rounded": Code("moments are rounded to 16 bits by the restore", _RESUME_CODE),
+    "resume.moments": Code("moments after the restore are not those saved", _RESUME_CODE),
+    "resume.schedule": Code("the learning rate schedule after the restore is not the saved one", _RESUME_CODE),
+    "resume.counter": Code("step or token counters after the restore are not those saved", _RESUME_CODE),
+    "resume.random-numbers": Code("random numbers do not go on where they were", "Restore the RNG last, after iterators are made."),
+    "resume.lr-restarted": Code("the learning rate begins again", _RESUME_CODE),
+    "resume.lr-doubled": Code("the schedule is advanced twice: once restored, once replayed", _RESUME_CODE),
+    "resume.lr-shifted": Code("the learning rate is that of a step before or after", _RESUME_CODE),
+    "resume.lr": Code("learning rates are not those logged", _RESUME_CODE),
+    "resume.data-restarted": Code("the data begins again: batches are repeated", _RESUME_CODE),
+    "resume.data-repeated": Code("batches from before the save come again", _RESUME_CODE),
+    "resume.data-skipped": Code("batches are skipped", _RESUME_CODE),
+    "resume.data-reordered": Code("batches are not those logged: another order or seed", _RESUME_CODE),
+    "resume.loss-rounded": Code(
+        "losses differ from those logged by rounding alone, where all else is equal", "Right if another kind of CPU logged them.", "warning"
+    ),
+    "resume.loss": Code("a loss is not the one logged, bit for bit", "Look at the other findings first; else at what else is random."),
+}
+
+_NEGATIVE: dict[str, Code] = {
+    "negative.not-refused": Code("a damaged copy of the save was taken for a complete one", "Do not rely on this drill: report it."),
+    "negative.no-fallback": Code(
+        "beside a damaged copy another save was chosen than the one before", "Do not rely on this drill: report it."
+    ),
+}
+
 _OBJECTIVES: dict[str, Code] = {
     "objectives.rto": Code("recovery takes longer than its target", "Save to faster storage, or raise the target."),
     "objectives.rpo": Code("more work would be lost than the target allows", "Save more often, or find out why the last saves failed."),
@@ -96,4 +136,6 @@ _DRIFT: dict[str, Code] = {
     "drift.versions": Code("a framework changed since the last drill", "Drill again at level D3.", "warning"),
 }
 
-DRILL_CODES: Mapping[str, Code] = MappingProxyType(_COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _OBJECTIVES | _DRIFT)
+DRILL_CODES: Mapping[str, Code] = MappingProxyType(
+    _COMMIT | _COMPONENTS | _STATE | _CONSISTENCY | _RESTORE | _RESUME | _NEGATIVE | _OBJECTIVES | _DRIFT
+)

@@ -15,10 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from reports.codes import CODES
-from reports.model import Finding, LogitsComparison, Phase, Report, Severity, TensorStatistics
+from reports.model import Finding, LogitsComparison, PastRun, Phase, Report, Severity, TensorStatistics
 from reports.roles import Role, common_prefix, group_roles
 from reports.spell import spell_bytes, spell_limits, spell_measure, spell_moment, spell_number, spell_seconds
-from reports.svg import draw_bar, draw_positions, draw_roles
+from reports.svg import draw_bar, draw_positions, draw_roles, draw_trend
 
 MAX_FINDINGS = 50  # of one code
 MAX_CODES = 40
@@ -101,6 +101,8 @@ def render_html(report: Report, required: frozenset[str] = frozenset()) -> str:
         roles=roles,
         prefix=common_prefix([role.name for role in roles.rows]),
         tensors=cap(sorted(report.tensors, key=_odd_first), MAX_TENSORS),
+        history=report.history[-MAX_ROWS:],
+        trends=draw_trends(report.history[-MAX_ROWS:]),
         environment=cap(sorted(report.environment.items()), MAX_ROWS),
     )
 
@@ -165,6 +167,27 @@ def bar_phases(phases: Sequence[Phase]) -> list[PhaseBar]:
         )
         for phase in phases
     ]
+
+
+def draw_trends(history: Sequence[PastRun]) -> list[tuple[str, Markup]]:
+    """Return what changed from drill to drill.
+
+    Args:
+        history: drills of one run, the newest last.
+
+    Returns:
+        Name, chart; none for a first drill.
+    """
+    if len(history) < 2:
+        return []
+    ends = (history[0].finished[:10], history[-1].finished[:10])
+    green = [past.green for past in history]
+    series = {
+        "recovery time, s": [past.rto_seconds for past in history],
+        "work lost, s": [past.rpo_seconds for past in history],
+        "bytes of the newest save": [float(past.nbytes) for past in history],
+    }
+    return [(name, draw_trend(values, green, name, ends)) for name, values in series.items()]
 
 
 def pick_roles(tensors: Sequence[TensorStatistics]) -> Capped[Role]:

@@ -153,6 +153,20 @@ class Waiver:
 
 
 @dataclass(frozen=True, slots=True)
+class PastRun:
+    """One drill of the same training run, this one or an earlier one. `finished` is ISO 8601; `step` None where no save was complete."""
+
+    run_id: str
+    finished: str
+    level: str
+    step: int | None
+    green: bool
+    rto_seconds: float
+    rpo_seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """`green` or not, and the one line that says it."""
 
@@ -186,6 +200,7 @@ class Report:
     omissions: tuple[Omission, ...] = ()
     waivers: tuple[Waiver, ...] = ()
     notes: tuple[str, ...] = ()
+    history: tuple[PastRun, ...] = ()
     schema: str = SCHEMA
 
     def mapping_line(self) -> str:

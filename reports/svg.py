@@ -140,6 +140,27 @@ def draw_positions(values: Sequence[float], limit: float, name: str) -> Markup:
     return _svg(frame, words, body)
 
 
+def draw_trend(values: Sequence[float], green: list[bool], name: str, ends: tuple[str, str]) -> Markup:
+    """Return a number over several runs on a log scale; a run whose verdict was red has a cross.
+
+    Args:
+        values: one per run, the newest last; those that are not positive lie on the floor.
+        green: whether each run's verdict was green.
+        name: what the number is.
+        ends: what stands under the first run and the last.
+
+    Returns:
+        The SVG.
+    """
+    frame = _Frame(236, 104, 40, 8, len(values))
+    scale = fit_scale(values, frame.height - 18, 12)
+    points = [(frame.x(i), scale.y(value) if value > 0 else scale.floor) for i, value in enumerate(values)]
+    marks = [f'<circle class="dot one" cx="{x:.1f}" cy="{y:.1f}" r="1.8"/>' for (x, y), good in zip(points, green, strict=True) if good]
+    marks += [_cross(x, y) for (x, y), good in zip(points, green, strict=True) if not good]
+    words = f"{name} over {len(values)} runs, {green.count(False)} red, from {spell_number(min(values))} to {spell_number(max(values))}"
+    return _svg(frame, words, [*_grid(frame, scale), *_ends(frame, *ends), _line(points, "one"), *marks])
+
+
 def worst_of(values: Sequence[float], slots: int) -> list[float]:
     """Return at most `slots` values, each the worst of a run of neighbours; NaN is worst of all.
 

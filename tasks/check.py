@@ -9,11 +9,12 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.model import CheckResult, TensorStatistics
+from reports.model import CheckResult, TensorStatistics, Witness
 from tasks.engine.planning.plan import plan_from_json
 from tasks.handover import Compared, Judged, Known, Measured, Planned, ReleaseFacts
 from tasks.known import join_tables
 from tasks.measure import measure
+from tasks.measure_copies import measure_copies
 from tasks.reference import reference_of
 from tasks.reshard import read_config
 from validators.check import Check, run
@@ -60,11 +61,17 @@ def measure_release(
     unchanged = known.files if known else frozenset()
     found = measure(folder, plan_path=planned.path if planned else None, source_roots=roots, workers=workers, without=unchanged)
     tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
+    more: tuple[Witness, ...] = ()
+    if planned is not None and found.witness.heard:
+        copies, said = measure_copies(folder, plan_path=planned.path, source_roots=roots, workers=workers)
+        values = pd.concat([values, copies], ignore_index=True) if len(copies) else values
+        more = (said,) if said is not None else ()
     return Measured(
         write_table(TensorTable, tensors, run_folder / "tensors.csv"),
         write_table(ValueTable, values, run_folder / "values.csv"),
         write_table(PartTable, found.parts, run_folder / "parts.csv"),
         found.witness,
+        more,
     )
 
 
@@ -159,7 +166,7 @@ def _evidence(folder: Path, measured: Measured | None, compared: Compared, absen
         tensors=read_table(TensorTable, measured.tensors) if measured else None,
         values=pd.concat([read_table(ValueTable, path) for path in heard], ignore_index=True) if heard else None,
         parts=read_table(PartTable, measured.parts) if measured else None,
-        witnesses=(*([measured.witness] if measured else []), *compared.witnesses),
+        witnesses=(*(measured.witnesses if measured else ()), *compared.witnesses),
         logits=compared.comparisons,
         reasons=absent,
     )

@@ -9,6 +9,8 @@ half the range) and quantization/lifecycle/forward_helpers.py.
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +26,18 @@ from validators.tables import format_shape
 _BAND_NUMEL = 1 << 20
 _MAX_SHAPE_DIMS = 8  # a part that writes a shape down is no longer
 # Torch's name of the dtypes that parts may have.
+_SCALES: Mapping[str, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E8M0": torch.float8_e8m0fnu,  # powers of two
+}
 DTYPES: Mapping[str, torch.dtype] = {
+    **_SCALES,
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
     "I32": torch.int32,
     "I64": torch.int64,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
 }
 
 
@@ -59,7 +65,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Readable:
-    # A weight whose parts are all as its scheme says: `shape` is (N, K), `scales` and `zeros` are grids in fp64, `columns` says which
+    # A weight whose parts are all as its scheme says: `shape` is (N, K), `scales` and `zeros` are grids in fp32, `columns` says which
     # column of a grid each column of the weight belongs to.
     main: _Stored
     scheme: Scheme
@@ -69,12 +75,13 @@ class _Readable:
     columns: torch.Tensor
 
 
-def measure_parts(release: Release, witness: SecondPath | None) -> list[dict[str, object]]:
+def measure_parts(release: Release, witness: SecondPath | None, workers: int) -> list[dict[str, object]]:
     """Measure every part of every quantized weight, and the scales of the key-value cache.
 
     Args:
         release: headers and config of a folder.
         witness: a second reading of the source; None where there is no source.
+        workers: how many weights are read at the same time.
 
     Returns:
         Rows of a PartTable, in the order of the release's weights.
@@ -90,13 +97,22 @@ def measure_parts(release: Release, witness: SecondPath | None) -> list[dict[str
         for tensor in release.stored()
         if tensor.name in said.encoded and _is_intact(tensor, sizes[tensor.file] - starts[tensor.file])
     }
-    rows = [_scale_row(stored[name]) for name in said.cache if name in stored and stored[name].tensor.dtype in _FLOATS]
-    for weight in said.weights.values():
-        rows += _weight_rows(weight, stored, witness)
+    rows = [_scale_row(stored[name]) for name in said.cache if name in stored and stored[name].tensor.dtype in _SCALES]
+    with _pool(workers) as pool:
+        for found in pool.map(lambda weight: _weight_rows(weight, stored, witness), said.weights.values()):
+            rows += found
     return list({row["name"]: row for row in rows}.values())  # what k_proj puts out has a scale of the weight's and of the cache's
 
 
-_FLOATS = frozenset({"BF16", "F16", "F32"})
+@contextmanager
+def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+    # One thread of torch's each.
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
@@ -110,13 +126,18 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     Returns:
         (R, count) int32, from -2^(bits-1).
     """
+    half = 1 << (bits - 1)
+    if bits == 4:  # as nearly always: two values a byte
+        nibbles = words.reshape(-1).view(torch.uint8)
+        both = torch.stack((nibbles & 15, nibbles >> 4), -1)
+        return both.view(words.shape[0], -1)[:, :count].to(torch.int32) - half
     first = torch.arange(count) * bits
     word, shift = first // WORD_BITS, first % WORD_BITS
     wide = words.to(torch.int64) & 0xFFFFFFFF
     high = wide[:, (word + 1).clamp(max=words.shape[1] - 1)]
     joined = wide[:, word] | (high << WORD_BITS)
     values = (joined >> shift) & ((1 << bits) - 1)
-    return values.to(torch.int32) - (1 << (bits - 1))
+    return values.to(torch.int32) - half
 
 
 def _is_intact(tensor: StoredTensor, data_nbytes: int) -> bool:
@@ -133,7 +154,7 @@ def _weight_rows(weight: QuantizedWeight, stored: Mapping[str, _Stored], witness
         part, kind = stored.get(tensor.name), kinds.get(suffix, "other")
         if part is None:
             continue
-        if kind == "scale" and tensor.dtype in _FLOATS:
+        if kind == "scale" and tensor.dtype in _SCALES:
             rows.append(_scale_row(part))
         elif kind == "zero" and (zeros := _zero_points(part, weight.scheme)) is not None:
             rows.append(_row(part, low=float(zeros.min()), high=float(zeros.max())))
@@ -152,8 +173,8 @@ def _row(part: _Stored, **measured: object) -> dict[str, object]:
 
 def _scale_row(part: _Stored) -> dict[str, object]:
     low, high, nonfinite = math.inf, -math.inf, 0
-    for values in part.pieces():
-        finite = values[torch.isfinite(values)].to(torch.float64)
+    for values in (piece.to(torch.float64) for piece in part.pieces()):
+        finite = values[torch.isfinite(values)]
         nonfinite += values.numel() - finite.numel()
         if finite.numel():
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
@@ -164,11 +185,11 @@ def _zero_points(part: _Stored, scheme: Scheme, groups: tuple[int, int] | None =
     # As numbers: of packed ones, along the rows. Without the grid's size, rows that only fill the last word are among them.
     values = part.read()
     if scheme.layout != "packed":
-        return values.to(torch.float64) if values.numel() else None
+        return values.to(torch.float32) if values.numel() else None
     if values.dim() != 2 or values.dtype != torch.int32 or not values.numel():
         return None
     count = values.shape[0] * WORD_BITS // scheme.bits if groups is None else groups[0]
-    return unpack(values.T, scheme.bits, count).T.to(torch.float64)
+    return unpack(values.T, scheme.bits, count).T.to(torch.float32)
 
 
 def _compare(weight: QuantizedWeight, stored: Mapping[str, _Stored], witness: SecondPath | None) -> tuple[float, float]:
@@ -179,20 +200,31 @@ def _compare(weight: QuantizedWeight, stored: Mapping[str, _Stored], witness: Se
     readable = _readable(weight, stored, (target.shape[0], target.shape[1]))
     if readable is None:
         return math.nan, math.nan
-    errors = sources = steps = 0.0
+    errors = sources = 0.0
     for rows in _bands(readable.shape):
         found = _dequantize(readable, rows)
         for piece in witness.pieces(weight.name, _BAND_NUMEL, rows=rows):
-            origin = piece.values.to(torch.float64)
+            origin = piece.values.to(torch.float32)
             at = tuple(
                 slice(o - (rows[0] if d == 0 else 0), o - (rows[0] if d == 0 else 0) + n) for d, (o, n) in enumerate(_spans(piece.box))
             )
-            errors += float((found[at] - origin).square().sum())
-            sources += float(origin.square().sum())
-        steps += float(_spread(readable, rows).square().sum())
+            errors += _squares(found[at] - origin)
+            sources += _squares(origin)
     if sources == 0:
         return (0.0, 0.0) if errors == 0 else (math.inf, 0.0)
-    return math.sqrt(errors / sources), math.sqrt(steps / 12 / sources)
+    return math.sqrt(errors / sources), math.sqrt(_step_squares(readable) / 12 / sources)
+
+
+def _squares(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+def _step_squares(weight: _Readable) -> float:
+    # The sum over the weight's values of their scales' squares.
+    tall, wide = weight.scales.shape
+    over_rows = torch.bincount(_grid_rows(weight.scales, weight, (0, weight.shape[0])), minlength=tall).to(torch.float64)
+    over_columns = torch.bincount(weight.columns, minlength=wide).to(torch.float64)
+    return float(over_rows @ weight.scales.to(torch.float64).square() @ over_columns)
 
 
 def _spans(box: Box) -> Iterator[tuple[int, int]]:
@@ -213,7 +245,7 @@ def _readable(weight: QuantizedWeight, stored: Mapping[str, _Stored], shape: tup
     if "main" not in parts or "scale" not in parts or (not scheme.is_symmetric and "zero" not in parts):
         return None
     grid = scheme.grid(shape)
-    scales = parts["scale"].read().to(torch.float64)
+    scales = parts["scale"].read().to(torch.float32)
     zeros = _zero_points(parts["zero"], scheme, grid) if "zero" in parts else None
     rows = scales.numel() if scheme.layout == "fp8 tensors" else grid[0]  # that layout may have one scale per row instead
     columns = _columns(weight, stored, scheme, shape)
@@ -236,22 +268,21 @@ def _bands(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
 
 
 def _dequantize(weight: _Readable, rows: tuple[int, int]) -> torch.Tensor:
-    # (rows, K) fp64.
+    # (rows, K) fp32.
     values = weight.main.read(rows)
     if weight.scheme.layout == "packed":
         values = unpack(values, weight.scheme.bits, weight.shape[1])
-    wide = values.to(torch.float64)
+    wide = values.to(torch.float32)
     if weight.zeros is not None:
         wide -= _over(weight.zeros, weight, rows)
-    return wide * _over(weight.scales, weight, rows)
-
-
-def _spread(weight: _Readable, rows: tuple[int, int]) -> torch.Tensor:
-    return _over(weight.scales, weight, rows).expand(rows[1] - rows[0], weight.shape[1])
+    return wide.mul_(_over(weight.scales, weight, rows))
 
 
 def _over(grid: torch.Tensor, weight: _Readable, rows: tuple[int, int]) -> torch.Tensor:
     # A grid's entries, each over the values of its block.
-    tall, wide = grid.shape
-    at_rows = torch.arange(*rows) // (weight.scheme.block[0] or (1 if tall > 1 else weight.shape[0]))
-    return grid[at_rows][:, weight.columns] if wide > 1 else grid[at_rows]
+    chosen = grid[_grid_rows(grid, weight, rows)]
+    return chosen.index_select(1, weight.columns) if grid.shape[1] > 1 else chosen
+
+
+def _grid_rows(grid: torch.Tensor, weight: _Readable, rows: tuple[int, int]) -> torch.Tensor:
+    return torch.arange(*rows) // (weight.scheme.block[0] or (1 if grid.shape[0] > 1 else weight.shape[0]))

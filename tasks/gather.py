@@ -39,7 +39,7 @@ def describe_release(folder: Path, family: str, run_folder: Path) -> Described:
     stored = release.by_name()
     expected, reason = _expect(release, folder, family, frozenset(stored))
     expected = expect_stored(expected, release) if expected else None
-    path = run_folder / "expected.json" if expected else None
+    path = run_folder / "expected_as_stored.json" if expected else None  # the planner writes the model's own beside it
     if path is not None and expected is not None:
         path.write_text(expectation_to_json(expected))
     nbytes: Counter[str] = Counter()

@@ -91,12 +91,21 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A release re-read from disk: paths of a TensorTable, a ValueTable and a PartTable, and the witness that was heard or not."""
+    """A release re-read from disk: paths of a TensorTable, a ValueTable and a PartTable, and the witnesses that were heard or not.
+
+    `witness` is the second path; `more` are those that some formats have beside it.
+    """
 
     tensors: Path
     values: Path
     parts: Path
     witness: Witness
+    more: tuple[Witness, ...] = ()
+
+    @property
+    def witnesses(self) -> tuple[Witness, ...]:
+        """All of them."""
+        return (self.witness, *self.more)
 
 
 @dataclass(frozen=True, slots=True)

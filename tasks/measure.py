@@ -46,6 +46,7 @@ DTYPES: dict[str, torch.dtype] = {
     "I8": torch.int8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I16": torch.int16,
     "U16": torch.uint16,
     "F16": torch.float16,
@@ -124,7 +125,7 @@ def measure(
             pool.shutdown(cancel_futures=True)
     tensors = pd.DataFrame([row for row, _ in rows], columns=list(TensorTable.to_schema().columns))
     values = pd.DataFrame([row for _, row in rows if row is not None], columns=list(ValueTable.to_schema().columns))
-    parts = pd.DataFrame(measure_parts(release, witness), columns=list(PartTable.to_schema().columns))
+    parts = pd.DataFrame(measure_parts(release, witness, workers), columns=list(PartTable.to_schema().columns))
     return Measurement(TensorTable.validate(tensors), ValueTable.validate(values), PartTable.validate(parts), said)
 
 
@@ -178,7 +179,7 @@ def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, ob
                 if rows is not None:
                     rows.add(found, box, tally.zeros - zeros)
                 if source is not None:
-                    difference.add(found, source, squares, partial(_flat_index, box, job.tensor.shape))
+                    difference.add(found, source, squares, partial(flat_index, box, job.tensor.shape))
     compared = comparable and job.intact
     row = _tensor_row(job, tally, difference.relative_error if compared else math.nan)
     row |= {"sample": sample.text, "repeated": rows.text if rows is not None and job.intact else ""}
@@ -203,8 +204,16 @@ def _pieces(job: _Job, witness: SecondPath | None) -> Iterator[tuple[Box, torch.
         yield from ((piece.box, piece.values) for piece in witness.pieces(job.tensor.name, _PIECE_NUMEL))
 
 
-def _flat_index(box: Box, shape: tuple[int, ...]) -> Indices:
-    # The flat index in the tensor of each element of the box, in C order.
+def flat_index(box: Box, shape: tuple[int, ...]) -> Indices:
+    """Return the flat index in a tensor of each element of a box.
+
+    Args:
+        box: of the tensor.
+        shape: the tensor's.
+
+    Returns:
+        Indices, in the box's C order.
+    """
     axes = [np.arange(o, o + n, dtype=np.int64) * prod(shape[d + 1 :]) for d, (o, n) in _dims(box)]
     return np.asarray(sum(np.ix_(*axes)) if axes else 0, dtype=np.int64).reshape(-1)
 

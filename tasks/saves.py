@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from reports.errors import FormatError, HostilePickleError
+from tasks.engine.formats.dcp import MODEL_ONLY
 from tasks.engine.formats.folders import list_steps, step_of
 from tasks.engine.formats.reader import CheckpointReader
 from tasks.engine.formats.readers import READERS, open_checkpoint
@@ -70,7 +71,7 @@ def list_saves(root: Path, also: Sequence[Path] = ()) -> Saves:
         FormatError: the root cannot be listed.
     """
     steps = list_steps(root)
-    if not steps or any(kind.probe(root).matches for kind in READERS):
+    if not steps or (len(steps) == 1 and any(kind.probe(root).matches for kind in READERS)):  # ZeRO keeps global_stepN inside a save
         return Saves(root, (_look(root, step_of(root.absolute()), tuple(also)),), "", ())
     found = []
     for step in sorted(steps):
@@ -115,12 +116,15 @@ def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
 def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
     cause = refusal = ""
     try:
-        open_checkpoint(folder, also=also).catalog()
+        catalog = open_checkpoint(folder, also=also).catalog()
+        step = catalog.step if step is None else step
+        unread = [note for note in catalog.notes if MODEL_ONLY in note]
+        if unread:  # an export can do without the optimizer, a resume cannot
+            cause, refusal = _cause_of(unread[0]), unread[0]
     except HostilePickleError as error:
         cause, refusal = "hostile", str(error)
     except FormatError as error:
-        cause = next((word for pattern, word in CAUSES.items() if pattern.search(error.what)), "damaged")
-        refusal = str(error)
+        cause, refusal = _cause_of(error.what), str(error)
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != RECORD_NAME]
     stats = {path: path.stat() for path in files}
     empty = [str(path.relative_to(folder)) for path, stat in stats.items() if stat.st_size == 0]
@@ -135,6 +139,10 @@ def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
         sum(stat.st_size for stat in stats.values()),
         tuple(sorted({*empty, *temporary})),
     )
+
+
+def _cause_of(words: str) -> str:
+    return next((word for pattern, word in CAUSES.items() if pattern.search(words)), "damaged")
 
 
 def _pointer(root: Path) -> str:

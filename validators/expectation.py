@@ -23,6 +23,7 @@ ITEMSIZE: Mapping[str, int] = MappingProxyType(
         "I8": 1,
         "F8_E4M3": 1,
         "F8_E5M2": 1,
+        "F8_E8M0": 1,
         "I16": 2,
         "U16": 2,
         "F16": 2,
@@ -35,7 +36,7 @@ ITEMSIZE: Mapping[str, int] = MappingProxyType(
         "F64": 8,
     }
 )
-FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F16", "BF16", "F32", "F64"})
+FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F16", "BF16", "F32", "F64"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ Part = Literal["main", "scale", "zero", "shape", "other"]
 
 WORD_BITS = 32
 _FLOATS = frozenset({"BF16", "F16", "F32"})
+_SCALES = _FLOATS | {"F8_E8M0"}  # DeepSeek's powers of two
 _INTS = frozenset({"I32", "I64"})
 
 
@@ -114,7 +115,7 @@ LAYOUTS: Mapping[LayoutName, tuple[PartRow, ...]] = MappingProxyType(
         ),
         "fp8 blocks": (
             _PLAIN_WEIGHT,
-            PartRow("weight_scale_inv", "scale", _grids, lambda _: _FLOATS, _always),
+            PartRow("weight_scale_inv", "scale", _grids, lambda _: _SCALES, _always),
             PartRow("activation_scale", "scale", lambda *_: (), lambda _: _FLOATS, _never),
             *_AROUND,
         ),
@@ -133,11 +134,15 @@ LAYOUT_OF_FORMAT: Mapping[str, LayoutName] = MappingProxyType(
 NAMED_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"gptq": ("qweight", "qzeros", "scales"), "awq": ("qweight", "qzeros", "scales")}
 )
+# Files that declare a quantization where config.json does not, and the method they mean.
+DECLARING_FILES: Mapping[str, str] = MappingProxyType(
+    {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+)
 # A tensor of such a name is part of a quantized weight, whatever its module.
 TELLING_SUFFIXES = frozenset(
     {
         *(row.suffix for rows in LAYOUTS.values() for row in rows if row.suffix.startswith("weight_")),
-        *("qweight", "qzeros", "scales", "g_idx", "weight_global_scale", "SCB"),
+        *("qweight", "qzeros", "weight_global_scale"),
     }
 )
 SUFFIXES_AROUND = frozenset({"activation_scale", "input_global_scale", *(row.suffix for row in _AROUND)})

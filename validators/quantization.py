@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from validators.layouts import CACHE_SUFFIXES, LAYOUT_OF_FORMAT, MAIN_SUFFIXES, SUFFIXES_AROUND, TELLING_SUFFIXES, LayoutName, Scheme
+from validators.layouts import (
+    CACHE_SUFFIXES,
+    DECLARING_FILES,
+    LAYOUT_OF_FORMAT,
+    MAIN_SUFFIXES,
+    SUFFIXES_AROUND,
+    TELLING_SUFFIXES,
+    LayoutName,
+    Scheme,
+)
 from validators.release import Release, StoredTensor
 
 NOT_COMPRESSED = frozenset({"dense", "fakequant"})  # weights stored as they were, to be quantized when loaded
@@ -21,6 +30,7 @@ _FIELDS = ("quantization_config", "compression_config")  # the second until comp
 _QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8"})
 # Modules of which another class than Linear is beyond doubt, by the last part of their names.
 EMBEDDINGS = frozenset({"embed_tokens", "wte", "wpe", "word_embeddings", "tok_embeddings", "embed_in"})
+_ENDLESS = re.compile(r"\([^()]*[+*][^()]*\)[+*{]")  # a repeated group that holds a repetition
 _LINEAR = "Linear"  # the class that is targeted nearly always
 
 
@@ -85,7 +95,18 @@ class Quantization:
         Returns:
             Whether a pattern of its ignore list matches.
         """
-        return any(self.matches(pattern, module) for pattern in self.ignored)
+        return module in self.ignored or any(self.matches(pattern, module) for pattern in self.ignored if not self.is_plain(pattern))
+
+    def is_plain(self, pattern: str) -> bool:
+        """Return whether a pattern means one module, of exactly its name.
+
+        Args:
+            pattern: of the ignore list.
+
+        Returns:
+            Whether it does.
+        """
+        return _MATCHERS.get(self.method, _matches_name) is _matches_name and not pattern.startswith("re:")
 
     def matches(self, pattern: str, module: str) -> bool:
         """Return whether a pattern means a module, as the method's loader understands patterns.
@@ -136,8 +157,7 @@ def read_quantization(release: Release) -> Quantization:
     Returns:
         The quantization; one without weights for a release that has none.
     """
-    stored = _parts_by_module(release.stored())
-    settings = _settings(release.config)
+    stored, settings = _parts_by_module(release.stored()), _settings(release)
     if settings is None and not stored:
         return Quantization()
     declared, unreadable, method = _Declared(), "", ""
@@ -177,17 +197,17 @@ def encoded_names(release: Release) -> frozenset[str]:
     Returns:
         Names; none for a release whose config declares no quantization.
     """
-    return read_quantization(release).encoded if _settings(release.config) is not None else frozenset()
+    return read_quantization(release).encoded if _settings(release) is not None else frozenset()
 
 
-def _settings(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    text = config.get("text_config")
-    for level in (config, text if isinstance(text, Mapping) else {}):
+def _settings(release: Release) -> Mapping[str, object] | None:
+    text = release.config.get("text_config")
+    for level in (release.config, text if isinstance(text, Mapping) else {}):
         for name in _FIELDS:
             if level.get(name) is not None:
                 found = level[name]
                 return found if isinstance(found, Mapping) else {}
-    return None
+    return next(({"quant_method": method} for name, method in DECLARING_FILES.items() if name in release.others), None)
 
 
 def _parts_by_module(stored: Iterable[StoredTensor]) -> Mapping[str, dict[str, StoredTensor]]:
@@ -224,7 +244,9 @@ def _matches_part(pattern: str, module: str) -> bool:
     return module.endswith(pattern) or re.match(rf"(?:{pattern}){boundary}", module) is not None
 
 
-_MATCHERS: Mapping[str, Callable[[str, str], bool]] = MappingProxyType({"compressed-tensors": _matches_name, "fp8": _matches_part})
+_MATCHERS: Mapping[str, Callable[[str, str], bool]] = MappingProxyType(
+    {"compressed-tensors": _matches_name, "fp8": _matches_part, "fbgemm_fp8": _matches_part}
+)
 
 
 def _parse_compressed(settings: Mapping[str, object]) -> _Declared:
@@ -280,7 +302,9 @@ def _parse_fp8(settings: Mapping[str, object]) -> _Declared:
     layout: LayoutName = "fp8 tensors" if sizes is None else "fp8 blocks"
     block = (0, 0) if sizes is None else _two_sizes("weight_block_size", sizes)
     ignored = _texts("modules_to_not_convert", settings.get("modules_to_not_convert") or settings.get("ignored_layers"))
-    return _Declared((Group((_LINEAR,), Scheme(layout, layout, "float", 8, block)),), ignored)
+    is_static = sizes is None and settings.get("activation_scheme") == "static"
+    scheme = Scheme(layout, layout, "float", 8, block, has_input_scale=is_static)
+    return _Declared((Group((_LINEAR,), scheme),), ignored)
 
 
 def _parse_unknown(settings: Mapping[str, object]) -> _Declared:
@@ -300,10 +324,12 @@ def _texts(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise _UnreadableError(f"{where} is not a list of names")
     for text in value:
+        if _ENDLESS.search(text):
+            raise _UnreadableError(f"{where}: {text} repeats what repeats, and can take forever to match")
         re.compile(text.removeprefix("re:"))
     return tuple(value)
 
 
 _PARSERS: Mapping[str, Callable[[Mapping[str, object]], _Declared]] = MappingProxyType(
-    {"compressed-tensors": _parse_compressed, "fp8": _parse_fp8}
+    {"compressed-tensors": _parse_compressed, "fp8": _parse_fp8, "fbgemm_fp8": _parse_fp8}
 )

@@ -106,13 +106,17 @@ def _judge_choice(weight: QuantizedWeight, said: Quantization) -> Iterator[Findi
     by_name = any(said.matches(target, module) for group in said.groups for target in group.targets)
     if said.is_ignored(module):
         yield finding("quantized.ignored", weight.name, expected="stored whole", found=found)
-    elif is_norm(weight.name) or (not by_name and _ROUTER_NAME.search(module)):
+    elif _is_norm(module) or (not by_name and _ROUTER_NAME.search(module)):
         yield finding("quantized.must-not", weight.name, expected="stored whole", found=found)
     elif weight.scheme is None:
         code = "quantized.must-not" if module.rpartition(".")[2] in EMBEDDINGS else "quantized.untargeted"
         yield finding(code, weight.name, expected="stored whole", found=found)
     elif not weight.scheme.layout:
         yield finding("quantized.not-judged", weight.name, expected="a format that is judged", found=f"format {weight.scheme.format!r}")
+
+
+def _is_norm(module: str) -> bool:
+    return is_norm(f".{module.rpartition('.')[2]}")  # its own name, not that of a block it lies in
 
 
 def _judge_parts(weight: QuantizedWeight, said: Quantization) -> Iterator[Finding]:
@@ -169,17 +173,16 @@ def _weight_shape(weight: QuantizedWeight, evidence: Evidence, table: Mapping[st
 
 def _judge_values(weight: QuantizedWeight, table: Mapping[str, _Row]) -> Iterator[Finding]:
     known = _known_rows(weight)
-    for suffix, tensor in weight.parts.items() if known is not None else ():
-        scheme, rows = known if known is not None else (None, {})
-        row, kind = table.get(tensor.name), rows[suffix].part if suffix in rows else "other"
-        if row is None or scheme is None:
+    scheme, rows = known if known is not None else (Scheme("", ""), {})
+    half = 2 ** (scheme.bits - 1)
+    for suffix, tensor in weight.parts.items():
+        row = table.get(tensor.name)
+        if row is None or suffix not in rows:
             continue
-        if kind == "scale":
+        if rows[suffix].part == "scale":
             yield from _judge_scale(row)
-        elif kind == "zero":
-            half = 2 ** (scheme.bits - 1)
-            if row.low < -half or row.high >= half:
-                yield finding("quantized.zero-point", row.name, expected=f"{-half} to {half - 1}", found=f"{row.low:g} to {row.high:g}")
+        elif rows[suffix].part == "zero" and (row.low < -half or row.high >= half):
+            yield finding("quantized.zero-point", row.name, expected=f"{-half} to {half - 1}", found=f"{row.low:g} to {row.high:g}")
 
 
 def _judge_scale(row: _Row) -> Iterator[Finding]:
@@ -215,7 +218,7 @@ def _judge_whole(evidence: Evidence, said: Quantization) -> Iterator[Finding]:
         if suffix != "weight" or tensor.name in said.encoded or tensor.dtype not in UNQUANTIZED or said.is_ignored(module):
             continue
         group = said.group_of(module)
-        if group is None or group.scheme is None or len(tensor.shape) != 2 or is_norm(tensor.name) or _ROUTER_NAME.search(module):
+        if group is None or group.scheme is None or len(tensor.shape) != 2 or _is_norm(module) or _ROUTER_NAME.search(module):
             continue
         named = any(target != "Linear" and said.matches(target, module) for target in group.targets)
         is_strict = said.method == "compressed-tensors" and _LINEAR_NAME.search(module)
@@ -232,10 +235,12 @@ def _judge_ignored(evidence: Evidence, said: Quantization) -> Iterator[Finding]:
     modules = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
     absent = {alias.rpartition(".")[0] for _, alias in evidence.expected.tied} if evidence.expected is not None else {"lm_head"}
     for pattern in said.ignored:
-        if pattern in absent or any(said.matches(pattern, module) for module in modules):
+        is_class, is_plain = pattern[:1].isupper(), said.is_plain(pattern)
+        if is_class or pattern in absent or pattern in modules:
             continue
-        is_name = said.method == "compressed-tensors" and not pattern.startswith("re:")
-        code = "quantized.ignore-unmatched" if is_name else "quantized.pattern-unmatched"
+        if not is_plain and any(said.matches(pattern, module) for module in modules):
+            continue
+        code = "quantized.ignore-unmatched" if is_plain else "quantized.pattern-unmatched"
         yield finding(code, f"{_WHERE}.ignore", expected="a module of this release", found=pattern)
 
 

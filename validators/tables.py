@@ -93,6 +93,9 @@ class TensorTable(_Table):
     repeated: Series[str]
 
 
+SECOND_COPY = "second copy"  # the witness of weights that a checkpoint holds twice, the copy in lower precision
+
+
 class ValueTable(_Table):
     """One row per released tensor that a witness compared value by value.
 

@@ -15,6 +15,7 @@ from validators.expectation import Evidence
 from validators.measured import Compared, Measured, Signature, compared_rows, measured_rows
 from validators.policy import FLUSHED_SHARE
 from validators.shapes import whole_tensors
+from validators.tables import SECOND_COPY
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -66,7 +67,10 @@ def _judge_values(rows: Sequence[Compared], tensors: Sequence[Measured]) -> Iter
             continue
         others = [name for name in wanted.get(row.found_crc32, ()) if name != row.name]
         copies = [name for name in holders.get(signatures[row.name], ()) if name != row.name] if row.name in signatures else []
-        if others:
+        if row.witness == SECOND_COPY:
+            found = f"{row.differing} of {row.numel} differ once rounded, by at most {row.max_abs:.3g}, first at {row.first}"
+            yield finding("values.copy-differs", row.name, expected="rounded, the checkpoint's copy in training precision", found=found)
+        elif others:
             yield finding("values.exchanged", row.name, expected="its own values", found=f"those of {others[0]}")
         elif copies:
             yield finding("values.duplicated", row.name, expected="its own values", found=f"the same as {copies[0]}")

@@ -13,6 +13,8 @@ from validators.check import Check, Judgement, Outcome, judge
 from validators.expectation import Evidence
 from validators.measured import Measured, by_role, measured_rows
 from validators.policy import DRIFT_FACTOR
+from validators.quantization import read_quantization
+from validators.release import Release, open_release
 
 Pair = tuple[Measured, Measured]  # ours, the earlier release's
 
@@ -27,8 +29,9 @@ def examine(evidence: Evidence) -> Outcome:
         Findings, and the number of judgements made.
     """
     assert evidence.reference is not None
-    ours = {row.name: row for row in measured_rows(evidence.tensors)}
-    theirs = {row.name: row for row in measured_rows(evidence.reference.tensors)}
+    aside = _quantized_names(evidence.release) | _quantized_names(open_release(evidence.reference.folder))
+    ours = {row.name: row for row in measured_rows(evidence.tensors) if row.name not in aside}
+    theirs = {row.name: row for row in measured_rows(evidence.reference.tensors) if row.name not in aside}
     pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
     tables = {evidence.expected.embedding, evidence.expected.head} if evidence.expected else set()
     judgements = [
@@ -39,6 +42,12 @@ def examine(evidence: Evidence) -> Outcome:
     ]
     findings = tuple(judgement for judgement in judgements if judgement is not None)
     return Outcome(findings, len(judgements), {"earlier": evidence.reference.folder.name, "compared": len(pairs)})
+
+
+def _quantized_names(release: Release) -> frozenset[str]:
+    # Of a weight that either release quantizes, neither its parts nor the whole can be held against the other's.
+    said = read_quantization(release)
+    return said.encoded | said.weights.keys() if said.method else frozenset()
 
 
 def _judge_names(ours: Mapping[str, Measured], theirs: Mapping[str, Measured]) -> Iterator[Judgement]:

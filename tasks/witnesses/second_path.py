@@ -82,7 +82,8 @@ class SecondPath:
         if plan.get("schema") != PLAN_SCHEMA:
             raise NotHeardError(f"plan schema {plan.get('schema')!r}, this witness reads {PLAN_SCHEMA!r}", where=str(plan_path))
         self.targets: Mapping[str, Target] = {t["name"]: _parse_target(t) for file in plan["files"] for t in file["tensors"]}
-        self._stored: Stored = decode_source(plan["source"]["format"], source_roots)
+        self.source_format: str = plan["source"]["format"]
+        self._stored: Stored = decode_source(self.source_format, source_roots)
 
     def pieces(self, name: str, max_numel: int, *, rows: tuple[int, int] | None = None) -> Iterator[Piece]:
         """Yield a target's values in pieces that tile it.

@@ -21,7 +21,7 @@ from tasks.witnesses.dcp_metadata import DcpTensor, ItemPlace, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.megatron import decode_megatron, decode_megatron_dist
 from tasks.witnesses.torch_items import SavedTensor, list_tensors
-from tasks.witnesses.zero import decode_zero
+from tasks.witnesses.zero import decode_universal, decode_zero
 
 Stored = Mapping[str, tuple[StoredBox, ...]]
 
@@ -207,6 +207,7 @@ DECODERS: Mapping[str, Callable[[tuple[Path, ...]], Stored]] = {
     "dcp_hf": _decode_dcp_hf,
     "hf": _decode_hf,
     "zero": decode_zero,
+    "universal": decode_universal,
     "megatron": decode_megatron,
     "megatron_dist": decode_megatron_dist,
     "fsdp1_ranks": partial(_refuse, "torch.load(weights_only=True) refuses the ShardedTensor pickles of per-rank FSDP1 files"),

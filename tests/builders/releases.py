@@ -54,13 +54,15 @@ MODELS: dict[str, tuple[str, dict, str]] = {
 class SoundRelease:
     """A sound folder, and the expectation read off its own headers (names and shapes are transformers').
 
-    `source` is the folder that a quantized release was made from, and whose the expectation is; None for the folder itself.
+    `source` is the folder that a quantized release was made from, and whose the expectation is; None for the folder itself. `save` is a
+    DeepSpeed save of the same weights, which the release counts as exported from; None for the folder itself.
     """
 
     name: str
     folder: Path
     expected: Expectation
     source: Path | None = None
+    save: Path | None = None
 
 
 def build_release(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, max_shard: str = "") -> SoundRelease:

@@ -45,7 +45,7 @@ class Run:
         torch.manual_seed(5)
         self.rank, self.world, self.taken, self.count = rank, world, 0, 0
         self.model = Net()
-        if dist.is_initialized():
+        if world > 1:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 

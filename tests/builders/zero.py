@@ -149,17 +149,18 @@ def write_zero(root: Path, zero: Zero) -> Path:
     with deepspeed_classes():
         for rank in range(zero.world):
             if zero.stage == 3:
-                torch.save(_model_states(zero, rank), folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+                torch.save(model_states(zero, rank), folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
             elif rank == 0:
-                torch.save(_model_states(zero, 0), folder / "mp_rank_00_model_states.pt")
+                torch.save(model_states(zero, 0), folder / "mp_rank_00_model_states.pt")
             prefix = "bf16_" if zero.dtype == torch.bfloat16 else ""
             name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00{'' if zero.old else '_'}optim_states.pt"
             if zero.stage:
-                torch.save({"optimizer_state_dict": _optimizer(zero, rank), "ds_config": {}, "ds_version": "0.19.8"}, folder / name)
+                torch.save({"optimizer_state_dict": optimizer_state(zero, rank), "ds_config": {}, "ds_version": "0.19.8"}, folder / name)
     return folder
 
 
-def _model_states(zero: Zero, rank: int) -> dict[str, object]:
+def model_states(zero: Zero, rank: int) -> dict[str, object]:
+    """What a rank's file of model states holds."""
     weights = {name: value.to(zero.dtype) for name, value in {**zero.masters, **zero.frozen}.items()}
     module: Tensors = {**zero.buffers, **weights}
     module |= {alias: module[stored] for alias, stored in zero.aliases.items()}
@@ -169,7 +170,7 @@ def _model_states(zero: Zero, rank: int) -> dict[str, object]:
     frozen_shapes, fragments = None, None
     if zero.stage >= 2:
         frozen_shapes = OrderedDict((name, value.shape) for name, value in zero.frozen.items())
-        pieces = {name: _pieces(weights[name], zero.world)[rank] if zero.stage == 3 else weights[name] for name in zero.frozen}
+        pieces = {name: pieces_of(weights[name], zero.world)[rank] if zero.stage == 3 else weights[name] for name in zero.frozen}
         fragments = OrderedDict((name, piece.clone()) for name, piece in pieces.items())
     return {
         "module": OrderedDict(module),
@@ -189,18 +190,19 @@ def _model_states(zero: Zero, rank: int) -> dict[str, object]:
     }
 
 
-def _optimizer(zero: Zero, rank: int) -> dict[str, object]:
+def optimizer_state(zero: Zero, rank: int) -> dict[str, object]:
+    """What a rank's optimizer file holds of the optimizer."""
     step: object = zero.steps if zero.int_steps else torch.tensor(float(zero.steps))
     if zero.stage == 3:
         vectors = [_sharded(zero, group, rank, None) for group in zero.order]
         state = {g: {"step": step, **{slot: _sharded(zero, group, rank, slot) for slot in SLOTS}} for g, group in enumerate(zero.order)}
         inner = {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(vectors)))}]}
         return {**_scaler(zero), "partition_count": zero.world, "optimizer_state_dict": inner, "fp32_flat_groups": vectors}
-    flats = [_flat(zero, group, None) for group in zero.order]
+    flats = [flat_vector(zero, group, None) for group in zero.order]
     paddings = [len(flat) - _numel(zero, group) for flat, group in zip(flats, zero.order, strict=True)]
-    parts = [_part(flat, rank, zero.world) for flat in flats]
+    parts = [slice_of(flat, rank, zero.world) for flat in flats]
     state = {
-        g: {"step": step, **{slot: _part(_flat(zero, group, slot), rank, zero.world).clone() for slot in SLOTS}}
+        g: {"step": step, **{slot: slice_of(flat_vector(zero, group, slot), rank, zero.world).clone() for slot in SLOTS}}
         for g, group in enumerate(zero.order)
     }
     held: dict[str, object] = {"clip_grad": 1.0, "partition_count": zero.world if zero.old else [zero.world] * len(flats)}
@@ -230,13 +232,15 @@ def _values(zero: Zero, name: str, slot: str | None) -> torch.Tensor:
     return (zero.masters[name] if slot is None else zero.moment(slot, name)).reshape(-1)
 
 
-def _flat(zero: Zero, group: list[str], slot: str | None) -> torch.Tensor:
+def flat_vector(zero: Zero, group: list[str], slot: str | None) -> torch.Tensor:
+    """All of a group's values one behind the other, with gaps and padding; of the masters where `slot` is None."""
     junk = torch.full((zero.gap,), -7.0)
     flat = torch.cat([part for name in group for part in (_values(zero, name, slot), junk)])
     return torch.cat([flat, torch.full((-len(flat) % (2 * zero.world),), -9.0)])
 
 
-def _part(flat: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+def slice_of(flat: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """One rank's equal slice of a vector."""
     size = len(flat) // world
     return flat[rank * size : (rank + 1) * size]
 
@@ -245,18 +249,19 @@ def _numel(zero: Zero, group: list[str]) -> int:
     return sum(zero.masters[name].numel() + zero.gap for name in group)
 
 
-def _pieces(value: torch.Tensor, world: int) -> list[torch.Tensor]:
+def pieces_of(value: torch.Tensor, world: int) -> list[torch.Tensor]:
+    """A ZeRO-3 parameter's pieces, one per rank, the last padded."""
     flat = value.reshape(-1)
     size = -(-len(flat) // world)
     return list(torch.cat([flat, torch.full((size * world - len(flat),), -9.0, dtype=flat.dtype)]).split(size)) if size else [flat] * world
 
 
 def _sharded(zero: Zero, group: list[str], rank: int, slot: str | None) -> torch.Tensor:
-    return torch.cat([_pieces(_values(zero, name, slot), zero.world)[rank] for name in group])
+    return torch.cat([pieces_of(_values(zero, name, slot), zero.world)[rank] for name in group])
 
 
 def _map(zero: Zero, group: list[str], rank: int) -> OrderedDict[str, fragment_address]:
-    size = len(_flat(zero, group, None)) // zero.world
+    size = len(flat_vector(zero, group, None)) // zero.world
     found, at = OrderedDict(), 0
     for name in group:
         first, last = max(at, rank * size), min(at + zero.masters[name].numel(), (rank + 1) * size)

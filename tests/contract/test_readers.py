@@ -12,6 +12,7 @@ from reports.errors import FormatError
 from tasks.engine.formats.reader import CheckpointReader, Source
 from tasks.engine.formats.readers import READERS, open_checkpoint
 from tests.builders import hf as hf_builder
+from tests.builders import universal as universal_builder
 from tests.builders import zero as zero_builder
 from tests.builders.megatron import Grid, Model, write_legacy
 from tests.builders.megatron_dist import write_torch_dist
@@ -42,6 +43,15 @@ def _zero(stage: int, world: int, **layout: object) -> Callable[[Path], dict[str
     return build
 
 
+def _universal(stage: int, **options: int) -> Callable[[Path], dict[str, torch.Tensor]]:
+    def build(folder: Path) -> dict[str, torch.Tensor]:
+        save = zero_builder.example(stage, 2)
+        universal_builder.write_universal(folder, save, **options)
+        return universal_builder.universal_truth(save)
+
+    return build
+
+
 def _megatron(model: Model, grid: Grid) -> Callable[[Path], dict[str, torch.Tensor]]:
     return lambda folder: write_legacy(folder, model, grid)
 
@@ -64,6 +74,12 @@ BUILT: dict[str, tuple[tuple[str, Callable[[Path], dict[str, torch.Tensor]]], ..
         ("zero2_gaps", _zero(2, 4, gap=3, dtype=torch.float16)),
         ("zero3_subgroups", _zero(3, 3, sub_numel=20)),
         ("zero3_one_rank", _zero(3, 1, dtype=torch.float32)),
+    ),
+    "universal": (
+        ("universal_step_from_zero1", _universal(1)),
+        ("universal_step_from_zero2", _universal(2)),
+        ("universal_step_from_zero3", _universal(3)),
+        ("universal_step_with_surplus", _universal(3, surplus=2)),
     ),
     "megatron": (
         ("megatron_tp2_pp2", _megatron(Model(qkv_bias=True), Grid(tp=2, pp=2))),

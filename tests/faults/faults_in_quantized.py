@@ -115,6 +115,7 @@ DECLARED = (
     Fault("one_fp8_tensor_in_a_whole_model", "dense", "quantized.undeclared", assign(f"{UP}.weight", lambda t: t.to(torch.float8_e4m3fn))),
     Fault("group_size_of_no_number", INT4, "quantized.config-unreadable", scheme(group_size="eight")),
     Fault("ignore_pattern_malformed", INT8, "quantized.config-unreadable", ignore("lm_head", "re:*(")),
+    Fault("ignore_pattern_that_takes_forever", INT8, "quantized.config-unreadable", ignore("lm_head", "re:(.*a)+$")),
     Fault("method_unheard_of", INT8, "quantized.not-judged", settings(lambda said: said.update(quant_method="quark"))),
     Fault("config_of_a_quantized_model", "dense", "quantized.nothing", config(quantization_config={"quant_method": "fp8"})),
 )

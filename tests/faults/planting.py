@@ -4,13 +4,15 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pandas as pd
 import transformers
 
 from reports.model import CheckResult, Report
 from tasks.measure import measure
+from tasks.measure_copies import measure_copies
 from tests.builders.measuring import compare_logits, plan_of
 from tests.builders.plans import whole, write_plan
 from tests.builders.releases import SoundRelease
@@ -29,7 +31,7 @@ class Fault:
     `base` is a key of tests.builders.releases.MODELS. `plant` damages the release folder. `prepare` shapes the source first, and what
     follows is honest of it. `amend` changes the gathered evidence, for faults that lie in a plan or a comparison. `dtype` is the dtype
     requested; `logits` the row of limits to compare logits at, "" for none. `review` holds the report against a policy, for faults that
-    lie in it. `retrained` takes the source for an earlier release, with other weights.
+    lie in it. `retrained` takes the source for an earlier release, with other weights. `damage` changes the DeepSpeed save.
     """
 
     name: str
@@ -42,25 +44,29 @@ class Fault:
     logits: str = ""
     review: Callable[[Report], Report] | None = None
     retrained: bool = False
+    damage: Callable[[Path], None] | None = None
 
 
 def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", logits: str = "", retrained: bool = False) -> Evidence:
     """Return all evidence of a release in `folder` that was exported from `source`, measured as the product measures.
 
-    The source is the reference of config and tokenizer too, and an earlier release where the folder was `retrained`.
+    The source is the reference of config and tokenizer too, and an earlier release where the folder was `retrained`. Where the sound
+    release has a DeepSpeed save, the values are held against that.
     """
     release = open_release(folder)
     files = [folder / file.name for file in release.files] if release.manifest else []
     plan = plan_of(source, dtype, sound.expected.keep_fp32)
     targets = [whole(row.name, parse_shape(row.shape), row.dtype) for row in plan[["name", "shape", "dtype"]].itertuples(index=False)]
-    plan_path = write_plan(folder.parent / f"{folder.name}.plan.json", "hf", source, targets)
-    measured = measure(folder, plan_path=plan_path, source_roots=(source,), workers=1)
+    root = sound.save or source
+    plan_path = write_plan(folder.parent / f"{folder.name}.plan.json", "zero" if sound.save else "hf", root, targets)
+    measured = measure(folder, plan_path=plan_path, source_roots=(root,), workers=1)
+    copies, _ = measure_copies(folder, plan_path=plan_path, source_roots=(root,), workers=1)
     return Evidence(
         release,
         expect_stored(sound.expected, release),
         plan=plan,
         tensors=measured.tensors,
-        values=measured.values,
+        values=pd.concat([measured.values, copies], ignore_index=True) if len(copies) else measured.values,
         parts=measured.parts,
         logits=(compare_logits(folder, source, logits),) if logits else (),
         dtype=dtype,
@@ -71,7 +77,8 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
 
 def refer_to(folder: Path, *, retrained: bool = False) -> Reference:
     """Return a folder as a reference."""
-    config, generation = (json.loads((folder / name).read_text()) for name in ("config.json", "generation_config.json"))
+    paths = [folder / name for name in ("config.json", "generation_config.json")]
+    config, generation = (json.loads(path.read_text()) if path.is_file() else {} for path in paths)
     defaults = transformers.CONFIG_MAPPING[config["model_type"]]().to_dict()
     return Reference(
         folder, config, generation, defaults, measure(folder, plan_path=None, source_roots=(), workers=1).tensors if retrained else None
@@ -87,6 +94,9 @@ def plant_and_gather(fault: Fault, sound: SoundRelease, scratch: Path) -> Eviden
         fault.prepare(source)
     shutil.copytree(made, folder)
     fault.plant(folder)
+    if fault.damage and sound.save:
+        sound = replace(sound, save=Path(shutil.copytree(sound.save, scratch / "save")))
+        fault.damage(sound.save)
     evidence = gather(folder, source, sound, dtype=fault.dtype, logits=fault.logits, retrained=fault.retrained)
     return fault.amend(evidence) if fault.amend else evidence
 

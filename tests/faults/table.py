@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reports.codes import CODES
 from tests.faults.faults_in_checkpoints import FAULTS as IN_CHECKPOINTS
+from tests.faults.faults_in_resume import RESTORES, RESUMES
 from tests.faults.planted import FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
@@ -21,7 +22,7 @@ and other controls must pass without a word. A warning never turns a verdict.
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in (*FAULTS, *IN_CHECKPOINTS):
+    for fault in (*FAULTS, *IN_CHECKPOINTS, *RESUMES, *RESTORES):
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.builders.editing import edit_json, edit_tensors, set_fields
-from tests.builders.quantized import ENCODINGS, is_linear, quantization_config, quantize_linear, quantize_release
+from tests.builders.quantized import ENCODINGS, is_linear, quantization_config, quantize_linear, quantize_release, quantize_weight
 from tests.builders.releases import SoundRelease, header_shapes
 from tests.faults.faults_in_weights import cast
-from tests.faults.planting import gather, judge_all
+from tests.faults.planting import gather, judge_all, refer_to
 from tests.faults.test_controls import assert_sound
 from validators.quantized_names import expect_stored
 from validators.release import open_release
@@ -150,6 +151,12 @@ def _nvfp4(weight):
     }
 
 
+def _store(held, store):
+    for key in [key for key in held if is_linear(key)]:
+        module = key.removesuffix(".weight")
+        held.update({f"{module}.{suffix}": part for suffix, part in store(held.pop(key)).items()})
+
+
 NVFP4 = {"targets": ["Linear"], "format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group"}}
 UNJUDGED = {
     "gptq": (_gptq, {"quant_method": "gptq", "bits": 4, "group_size": 8}),
@@ -175,12 +182,7 @@ def test_a_method_that_is_not_judged_is_named_and_never_an_error(name, method, s
     shutil.copytree(sound[name].folder, folder)
     torch.manual_seed(3)
 
-    def change(held):
-        for key in [key for key in held if is_linear(key)]:
-            module = key.removesuffix(".weight")
-            held.update({f"{module}.{suffix}": part for suffix, part in store(held.pop(key)).items()})
-
-    edit_tensors(folder, change)
+    edit_tensors(folder, lambda held: _store(held, store))
     routers = [key.removesuffix(".weight") for key in sound[name].expected.shapes if key.endswith("mlp.gate.weight")]
     if "ignore" in config:
         config = json.loads(json.dumps(config))
@@ -201,3 +203,95 @@ def test_weights_that_are_quantized_when_loaded_are_stored_whole(sound, tmp_path
     results = judge_all(gather(folder, sound["dense"].folder, sound["dense"]))
     assert_sound(results)
     assert {finding.code for finding in _findings(results)} == {"quantized.not-judged"}
+
+
+@pytest.mark.parametrize("earlier", ["whole", "quantized"])
+def test_an_earlier_release_may_be_quantized_or_not(earlier, sound, tmp_path):
+    made = quantize_release(sound["moe"], "int4_group", tmp_path / "before")
+    folder = tmp_path / "release"
+    shutil.copytree(sound["moe"].folder, folder)
+    edit_tensors(folder, lambda held: held.update({name: value * 1.01 for name, value in held.items()}))
+    edit_tensors(folder, lambda held: quantize_linear(held, ENCODINGS["int4_group"]))
+    set_fields(folder / "config.json", quantization_config=quantization_config(ENCODINGS["int4_group"], sound["moe"]))
+    reference = refer_to(made.folder if earlier == "quantized" else sound["moe"].folder, retrained=True)
+    evidence = replace(_standalone(gather(folder, sound["moe"].folder, made)), reference=reference)
+    assert _findings(judge_all(evidence)) == []
+
+
+def _fp8(weight):
+    return quantize_weight(weight, ENCODINGS["fp8_channel"])
+
+
+@pytest.mark.parametrize(("name", "store"), [("hf_quant_config.json", _fp8), ("quantize_config.json", _gptq), ("quant_config.json", _awq)])
+def test_a_method_may_be_declared_in_a_file_of_its_own(name, store, sound, tmp_path):
+    folder = tmp_path / "release"
+    shutil.copytree(sound["dense"].folder, folder)
+    edit_tensors(folder, lambda held: _store(held, store))
+    (folder / name).write_text("{}")
+    made = SoundRelease("dense", folder, sound["dense"].expected, source=sound["dense"].folder)
+    results = judge_all(_standalone(gather(folder, made.source, made)))
+    assert {finding.code for finding in _findings(results)} == {"quantized.not-judged"}
+
+
+def test_scales_that_are_powers_of_two_pass(sound, tmp_path):
+    made = quantize_release(sound["router_bias"], "fp8_inverse", tmp_path / "release")
+    source = load_file(made.source / "model.safetensors")
+
+    def change(held):
+        for name in [name for name in held if name.endswith("_scale_inv")]:
+            exact, weight = held[name].log2().ceil().exp2(), name.replace("_scale_inv", "")
+            rows, columns = held[weight].shape
+            over = exact.repeat_interleave(16, 0).repeat_interleave(32, 1)[:rows, :columns]
+            held.update({weight: (source[weight] / over).to(torch.float8_e4m3fn), name: exact.to(torch.float8_e8m0fnu)})
+
+    edit_tensors(made.folder, change)
+    assert _findings(judge_all(gather(made.folder, made.source, made))) == []
+
+
+def test_a_whole_model_may_have_parameters_of_any_name(sound, tmp_path):
+    folder = tmp_path / "release"
+    shutil.copytree(sound["dense"].folder, folder)
+    extra = ("scales", "g_idx", "SCB", "k_scale", "input_scale", "weight_g", "weight_v")
+    edit_tensors(folder, lambda held: held.update({f"model.layers.0.mlp.{name}": torch.rand(8) for name in extra}))
+    results = judge_all(_standalone(gather(folder, folder, sound["dense"])))
+    assert [finding.code for finding in _findings(results) if finding.code.startswith("quantized.")] == []
+
+
+@pytest.mark.parametrize(
+    "ignored", [["lm_head", "Embedding"], ["re:.*head$"], ["lm_head", "model.layers.0.input_layernorm", "model.layers.1"]]
+)
+def test_ignore_lists_may_name_classes_patterns_and_whole_blocks(ignored, sound, tmp_path):
+    made = quantize_release(sound["dense"], "int4_group", tmp_path / "release")
+    edit_json(made.folder / "config.json", lambda value: value["quantization_config"].update(ignore=ignored))
+    assert _findings(judge_all(gather(made.folder, made.source, made))) == []
+
+
+def test_layers_left_whole_on_purpose_pass(sound, tmp_path):
+    made = quantize_release(sound["moe"], "int4_group", tmp_path / "release")
+    kept = {name: tensor for path in sound["moe"].folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+    def change(held):
+        for name in [name for name in held if name.startswith("model.layers.1.") and "_proj.weight_" in name]:
+            held.pop(name)
+        held.update({name: tensor for name, tensor in kept.items() if name.startswith("model.layers.1.")})
+
+    edit_tensors(made.folder, change)
+    edit_json(made.folder / "config.json", lambda value: value["quantization_config"]["ignore"].append(r"re:model\.layers\.1\..*"))
+    assert _findings(judge_all(gather(made.folder, made.source, made))) == []
+
+
+@pytest.mark.parametrize("per", ["tensor", "row"])
+def test_fp8_with_one_scale_per_tensor_or_row_passes(per, sound, tmp_path):
+    made = quantize_release(sound["dense"], "fp8_tensor" if per == "tensor" else "fp8_channel", tmp_path / "release")
+    said = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    if per == "row":
+        said = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}
+
+    def change(held):
+        for name in [name for name in held if name.endswith("weight_scale")]:
+            if per == "tensor":
+                held.update({name: held[name].reshape(()), name.replace("weight_scale", "input_scale"): torch.tensor(0.5)})
+
+    edit_tensors(made.folder, change)
+    set_fields(made.folder / "config.json", quantization_config=said)
+    assert _findings(judge_all(gather(made.folder, made.source, made))) == []

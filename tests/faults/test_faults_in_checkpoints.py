@@ -12,6 +12,7 @@ from flows.run import Outcome, PlainRunner
 from reports.codes import CODES
 from reports.drill_codes import DRILL_CODES
 from tests.faults.faults_in_checkpoints import FAULTS, CheckpointFault, make_run
+from tests.faults.faults_in_resume import RESTORES, RESUMES
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_the_sound_run_is_green_without_a_word(run, tmp_path):
 
 @pytest.mark.parametrize("code", sorted(DRILL_CODES))
 def test_each_code_of_drills_has_a_planted_fault(code):
-    assert code in {fault.code for fault in FAULTS}
+    assert code in {fault.code for fault in (*FAULTS, *RESUMES, *RESTORES)}
 
 
 def test_names_of_faults_are_unique():

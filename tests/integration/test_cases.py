@@ -18,7 +18,7 @@ from flows.run import PlainRunner, Silent
 from reports.errors import ReleaseError
 
 # What is built so far, by the beginning of a case's name.
-READABLE = ("fsdp", "tp2", "accelerate", "torchtitan", "dcp_hf", "hf_", "damaged_", "ds_zero", "ds_pipe", "mg_")
+READABLE = ("fsdp", "tp2", "accelerate", "torchtitan", "dcp_hf", "hf_", "damaged_", "ds_", "mg_")
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Words the refusal of a damaged case must have: they name its cause.
 CAUSES = {

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks.engine.families.families import find_family
 from tests.builders.measuring import measure_tensors, measure_values, plan_of
+from tests.faults.planting import refer_to
 from validators.check import run
 from validators.checks import CHECKS
 from validators.expectation import Evidence
@@ -46,9 +47,11 @@ def test_recorded_truth_passes(name, tmp_path):
         plan=plan_of(tmp_path),
         tensors=measure_tensors(tmp_path),
         values=measure_values(tmp_path, tmp_path),
+        reference=refer_to(case / "hf"),
     )
     results = {check.name: run(check, evidence, lambda: 0.0) for check in CHECKS}
     assert {name: result.status for name, result in results.items() if result.status != "passed"} == {
         "logits": "skipped",
         "manifest": "skipped",
+        "weights_drift": "skipped",
     }

@@ -78,7 +78,12 @@ def test_the_second_drill_compares_with_what_the_first_recorded(root):
     again = drill(root)
     assert measured(again, "state")["recorded now"] == "none"
     assert (again.verdict.green, codes(again)) == (True, set())
-    assert len(read_history(root.parent / "runs", root)) == 2
+    history = read_history(root.parent / "runs", root)
+    assert [past.run_id for past in again.report.history] == [past.run_id for past in history]
+    assert len(history) == 2
+    page = again.paths.html.read_text()
+    assert page.count("<title>recovery time, s over 2 runs, 0 red") == 1
+    assert page.count(history[0].run_id) == 1
 
 
 def test_recorded_digests_are_those_of_the_values(root):
@@ -157,6 +162,18 @@ def test_a_flipped_bit_turns_the_verdict_and_the_older_save_is_chosen(root):
     outcome = drill(root)
     assert "commit.damaged" in codes(outcome)
     assert (outcome.verdict.green, measured(outcome, "commit")["chosen"]) == (False, "step-3")
+
+
+def test_damaged_copies_are_refused_and_the_save_before_is_chosen(root):
+    found = measured(drill(root), "negative")
+    assert found == {f"__0_0.distcp {how}": "step-3" for how in ("truncated", "removed", "emptied")}
+
+
+def test_a_run_of_one_save_has_nothing_to_fall_back_to(root):
+    shutil.rmtree(root / "step-3")
+    outcome = drill(root)
+    assert outcome.verdict.green
+    assert set(measured(outcome, "negative").values()) == {"refused, no older save"}
 
 
 def test_no_complete_save_is_red(root):

@@ -1,8 +1,10 @@
 """Random DeepSpeed saves, written by hand: weights and moments come back bit for bit, from the engine and from the second path."""
 
+import argparse
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from tasks.engine.formats.zero import ZeroReader
 from tasks.witnesses.sources import decode_source
 from tests.builders.zero import SLOTS, Tensors, Zero, write_zero
 from tests.contract.assembled import assemble, gather, same_bytes
+
+CLIENT = {"args": argparse.Namespace(lr=1.0), "np_rng_state": ("MT19937", np.arange(5)), "seen": {1, 2}, "loss": np.float64(2.5)}
 
 
 @st.composite
@@ -46,6 +50,7 @@ def saves(draw):
         int_steps=draw(st.booleans()),
         maps=draw(st.booleans()),
         old=old,
+        client=CLIENT if draw(st.booleans()) else {},
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
+from tasks import dequantize
 from tasks.dequantize import unpack
 from tasks.measure import measure
 from tests.builders.plans import whole, write_plan
@@ -24,13 +24,15 @@ def _recorded(name: str) -> tuple[dict[str, torch.Tensor], dict]:
 
 
 def _errors(tmp_path: Path, name: str, wanted: str) -> dict[str, float]:
-    held, config = _recorded(name)
+    return _errors_of(tmp_path, *_recorded(name), wanted)
+
+
+def _errors_of(tmp_path: Path, held: dict[str, torch.Tensor], config: dict, wanted: str) -> dict[str, float]:
     source = {f"{module}.weight": held[f"{wanted}.{module}.weight"] for module in MODULES}
     release = {key: value for key, value in held.items() if key.startswith("model.")}
     write_release(tmp_path / "release", release)
     (tmp_path / "release/config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": config}))
-    (tmp_path / "source").mkdir()
-    save_file(source, tmp_path / "source/model.safetensors", metadata={"format": "pt"})
+    write_release(tmp_path / "source", source)
     targets = [whole(key, tuple(value.shape), "F32") for key, value in source.items()]
     plan = write_plan(tmp_path / "plan.json", "hf", tmp_path / "source", targets)
     parts = measure(tmp_path / "release", plan_path=plan, source_roots=(tmp_path / "source",), workers=1).parts
@@ -72,3 +74,33 @@ def test_builder_stores_a_weight_as_the_library_does(name):
 def test_unpacked_values_are_those_packed(bits, count):
     values = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (3, count), generator=torch.Generator().manual_seed(bits))
     assert torch.equal(unpack(pack(values, bits), bits, count), values.to(torch.int32))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_bands_of_any_height_give_the_same_error(name, tmp_path, monkeypatch):
+    whole_bands = _errors(tmp_path / "whole", name, "original")
+    monkeypatch.setattr(dequantize, "_BAND_NUMEL", 7 * 64)  # ends inside the blocks of 16 rows
+    assert _errors(tmp_path / "cut", name, "original") == pytest.approx(whole_bands, rel=1e-9)
+
+
+def test_columns_sorted_before_they_were_grouped_have_the_scale_written_down_for_them(tmp_path):
+    held, config = _recorded("int4_group_asymmetric")
+    module = MODULES[0]
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
+    values = unpack(held[f"{module}.weight_packed"], 4, 64)[:, order]
+    held = held | {f"{module}.weight_packed": pack(values, 4), f"{module}.weight_g_idx": (torch.arange(64) // 16)[order].to(torch.int32)}
+    held[f"dequantized.{module}.weight"] = held[f"dequantized.{module}.weight"][:, order]
+    errors = _errors_of(tmp_path, held, config, "dequantized")
+    assert max(errors.values()) < 1e-6
+    held[f"{module}.weight_g_idx"] = held[f"{module}.weight_g_idx"].flip(0)
+    assert _errors_of(tmp_path / "wrong", held, config, "dequantized")[f"{module}.weight_packed"] > 0.1
+
+
+@pytest.mark.parametrize("part", ["weight_packed", "weight_scale", "weight_zero_point", "weight_shape"])
+@pytest.mark.parametrize(
+    "change", [lambda t: t[:1], lambda t: t.reshape(-1), lambda t: t.float(), lambda t: t[:0], lambda t: t.to(torch.int64)]
+)
+def test_a_part_that_is_not_as_it_should_be_is_measured_without_a_crash(part, change, tmp_path):
+    held, config = _recorded("int4_group_asymmetric")
+    held[f"{MODULES[0]}.{part}"] = change(held[f"{MODULES[0]}.{part}"])
+    assert f"{MODULES[1]}.weight_packed" in _errors_of(tmp_path, held, config, "original")

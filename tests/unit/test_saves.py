@@ -57,3 +57,12 @@ def test_one_save_alone_is_a_run_of_one(root):
     saves = list_saves(root / "step-900")
     assert [(save.name, save.step) for save in saves.saves] == [("step-900", 900)]
     assert saves.interval_seconds() == 0
+
+
+def test_a_save_whose_optimizer_folder_is_broken_is_not_complete(tmp_path):
+    for step in (1, 2):
+        save_alone({"model": {"a": torch.ones(4, 3)}}, tmp_path / f"checkpoint_{step}" / "pytorch_model_fsdp_0")
+        save_alone({"optimizer": {"state": {"a": {"exp_avg": torch.ones(4, 3)}}}}, tmp_path / f"checkpoint_{step}" / "optimizer_0")
+    (tmp_path / "checkpoint_2" / "optimizer_0" / "__0_0.distcp").unlink()
+    saves = list_saves(tmp_path).saves
+    assert [save.cause for save in saves] == ["", "ranks-missing"]

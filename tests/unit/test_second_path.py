@@ -137,9 +137,9 @@ def test_an_operation_it_does_not_know_is_not_heard(tmp_path, weight):
         list(witness.pieces("w", 10))
 
 
-@pytest.mark.parametrize("source_format", ["fsdp1_ranks", "zero"])
+@pytest.mark.parametrize("source_format", ["fsdp1_ranks", "own"])
 def test_a_format_without_a_second_decoder_is_not_heard_with_the_reason(tmp_path, source_format):
-    with pytest.raises(NotHeardError, match=r"ShardedTensor|no second decoder for format 'zero'"):
+    with pytest.raises(NotHeardError, match=r"ShardedTensor|no second decoder for format 'own'"):
         SecondPath(write_plan(tmp_path / "plan.json", source_format, tmp_path, []), (tmp_path,))
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from reports.codes import CODES, finding
+from reports.drill_codes import DRILL_CODES
 from validators import review
 from validators.check import MAX_FINDINGS_PER_CODE, NEEDS, Check, Outcome, attempt, fold_findings, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING
+from validators.drills.checks import DRILL_CHECKS
 from validators.expectation import Evidence
 from validators.release import Release
 
@@ -102,7 +104,10 @@ def test_attempt_gives_the_value_or_the_exception():
 def test_a_checks_name_is_its_files_name_and_its_codes_begin_with_it():
     names = [check.name for check in CHECKS]
     assert [Path(check.examine.__code__.co_filename).stem for check in CHECKS] == names
-    assert {code.split(".")[0] for code in CODES} == {*names, "sensitivity", review.NAME}
+    assert {code.split(".")[0] for code in CODES.keys() - DRILL_CODES.keys()} == {*names, "sensitivity", review.NAME}
+    drilled = [check.name for check in DRILL_CHECKS]
+    assert [Path(check.examine.__code__.co_filename).stem for check in DRILL_CHECKS] == drilled
+    assert {code.split(".")[0] for code in DRILL_CODES} <= set(drilled)
 
 
 def test_checks_before_writing_need_no_bytes():

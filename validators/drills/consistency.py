@@ -20,7 +20,7 @@ _TRAIN_STEPS = (
     "global_step",
     "iteration",
 )
-_SCHEDULER_STEPS = ("last_epoch", "num_steps")
+_SCHEDULER_STEPS = ("last_epoch",)  # Megatron's num_steps counts samples
 _TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens", "num_input_tokens_seen")
 _NARROW = frozenset({"BF16", "F16", "F8_E4M3", "F8_E5M2"})
 

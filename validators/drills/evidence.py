@@ -53,7 +53,7 @@ class Drilled:
 class Restored:
     """What torch's own loader gave at one world size: digests by key of the gathered tensors; `refusal` when it could not.
 
-    `saved_again` are the digests our reader finds in a save that those processes made of what they had loaded.
+    `saved_again` are the digests our reader finds in a save that those processes made of what they had loaded, `values_again` its values.
     """
 
     save: str
@@ -62,6 +62,7 @@ class Restored:
     refusal: str = ""
     seconds: float = 0.0
     saved_again: Mapping[str, str] | None = None
+    values_again: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class Resumed:
     compared: int = 0
     refusal: str = ""
     first_step_seconds: float = 0.0
+    load_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

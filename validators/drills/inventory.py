@@ -85,7 +85,11 @@ _KINDS: Mapping[str, Mapping[str, re.Pattern[str]]] = MappingProxyType(
     }
 )
 ROWS: tuple[_Row, ...] = (
-    _Row("optimizer moments", frozenset({"*"}), _keys(r"optimizer\.(?:pt|bin)", r"optim\w*[._-]rank[_-]?\d+\.", r"state\.\d+\.exp_avg")),
+    _Row(
+        "optimizer moments",
+        frozenset({"*"}),
+        _keys(r"optimizer\.(?:pt|bin)", r"optim\w*[._-]rank[_-]?\d+\.", r"state\.\d+\.exp_avg", r"optimizer(?:_state\w*)?$"),
+    ),
     _Row(
         "master weights",
         frozenset({"master"}),
@@ -113,11 +117,11 @@ ROWS: tuple[_Row, ...] = (
         _keys("grad_accum", "averaged_gradients"),
         _when(_has_step, "none pending, if saves are made between steps"),
     ),
-    _Row("random numbers", frozenset(), _keys(r"rng(?:_state\w*)?(?:\.|$)", r"rng_states?", r"random_states?", "random_rng_state")),
+    _Row("random numbers", frozenset(), _keys(r"rng(?:_state\w*)?(?:\.|$)", r"\w*rng_states?", r"random_states?", "random_rng_state")),
     _Row(
         "data position",
         frozenset(),
-        _keys("data_?loader", r"dl_state_dict", r"sampler(?:_\d+)?\.", "dataset_state", "data_state"),
+        _keys("data_?loader", r"dl_state_dict", r"sampler(?:_\d+)?\.", "dataset_state", "data_state", "sampler_state"),
         _when(_has_step, "the step, if the data order is a function of seed and step"),
     ),
     _Row(

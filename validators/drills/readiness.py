@@ -17,6 +17,9 @@ SHARDING_METADATA: Mapping[str, str] = MappingProxyType(
         "dcp": ".metadata, which is written last",
         "dcp_hf": "the header of every file; the number of ranks and the whole shapes are recorded nowhere",
         "fsdp1_ranks": "the ranks' files themselves",
+        "zero": "the model states' file: parameter shapes and partitions; `latest` names the save",
+        "universal": "one folder per parameter: tensors are whole",
+        "megatron": "the arguments in every rank's file; latest_checkpointed_iteration.txt names the save",
         "hf": "nowhere: tensors are whole; the index names their files",
     }
 )
@@ -25,6 +28,9 @@ RESHARDABLE: Mapping[str, str] = MappingProxyType(
     {
         "dcp": "yes, torch's loader reshards tensors; random numbers and data position are per rank and are not resharded",
         "dcp_hf": "tensors, by torch's loader; there is no training state",
+        "zero": "not as it is: convert it to a universal checkpoint first",
+        "universal": "yes, by DeepSpeed's universal loader",
+        "megatron": "not in the legacy format, except for its distributed optimizer's fully reshardable one",
         "hf": "weights are whole; the optimizer's state is the trainer's",
         "fsdp1_ranks": "no: one file per rank; merge it first",
     }

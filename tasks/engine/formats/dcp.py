@@ -11,6 +11,7 @@ Source: torch 2.13, torch/distributed/checkpoint/filesystem.py; accelerate 1.15,
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -24,12 +25,13 @@ from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, SavedObject, SavedTensor
 from tasks.engine.formats.folders import FoundFile, digest_files, file_place, find_file, find_files, list_names, paths_of, step_of
 from tasks.engine.formats.optimizer_state import find_slot
-from tasks.engine.formats.reader import CheckpointReader, Payload, Probe
+from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import find_model, name_in_model, strip_all
 from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator, SourceTensor, StateItem, TableBuilder
 from validators.drills.record import RECORD_NAME
 
 METADATA_NAME = ".metadata"
+MODEL_ONLY = " is not read, the model can be: "  # in the note of a save whose optimizer is broken
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
 
@@ -45,6 +47,15 @@ INNER_FOLDERS: Mapping[re.Pattern[str], str] = MappingProxyType(
 _OPTIMIZER_FOLDER = re.compile(r"optimizer_\d+/$")  # accelerate: a DCP save beside the model's
 
 
+@dataclass(frozen=True, slots=True)
+class SavedAs:
+    """One item of a save: its `key` in the catalog, and what its writer put into the folder `inner` ("" for the save's own)."""
+
+    key: str
+    inner: str
+    item: SavedTensor | SavedObject
+
+
 class DcpReader(CheckpointReader):
     """Reads one DCP save.
 
@@ -53,6 +64,19 @@ class DcpReader(CheckpointReader):
     """
 
     name: ClassVar[str] = "dcp"
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._saved: list[SavedAs] = []
+
+    def saved_as(self) -> tuple[SavedAs, ...]:
+        """Return how the writer called what the catalog lists, for whoever asks torch's own loader for it.
+
+        Returns:
+            Tensors and objects, in the writer's order.
+        """
+        self.catalog()
+        return tuple(self._saved)
 
     @classmethod
     def probe(cls, path: Path) -> Probe:
@@ -124,8 +148,9 @@ class DcpReader(CheckpointReader):
         names = strip_all((fqn for fqn, _ in tensors), file.absolute)
         notes = self._notes(inner, files)
         made = {names[fqn]: _add_tensor(builder, names[fqn], item, metadata, files, notes) for fqn, item in tensors}
-        state = State(builder, notes, made)
-        state.add(rest, metadata, files)
+        self._saved = [SavedAs(names[fqn], inner, item) for fqn, item in tensors]
+        state = State(builder, notes, made, self._saved)
+        state.add(rest, metadata, files, inner)
         neighbours = self._add_neighbours(inner, state)
         return Catalog(
             self.name,
@@ -152,7 +177,7 @@ class DcpReader(CheckpointReader):
                 except HostilePickleError:
                     raise
                 except FormatError as error:
-                    state.notes.append(f"{name} is not read, the model can be: {error}")
+                    state.notes.append(f"{name}{MODEL_ONLY}{error}")
                     left.append(StateItem(name, "object"))
             elif name not in (f"{inner}/", RECORD_NAME):
                 left.append(StateItem(name, "object", places=file_place(self._source.path, name)))
@@ -162,7 +187,7 @@ class DcpReader(CheckpointReader):
         file, content = self._metadata_file(folder)
         metadata = self._parse(content, file, folder)
         files = find_files(self._source, folder, metadata.needed_nbytes(), _RANK)
-        state.add(list(metadata.items()), metadata, files)
+        state.add(list(metadata.items()), metadata, files, folder)
 
     def _inner(self) -> str:
         names = list_names(self._source.path)
@@ -252,33 +277,37 @@ class State:
         builder: the table, which holds the model's rows already.
         notes: sentences for the report, added to.
         parameters: the model's names without wrappers.
+        saved: how the writer called everything, added to.
     """
 
-    def __init__(self, builder: TableBuilder, notes: list[str], parameters: Collection[str]) -> None:
-        self.notes = notes
+    def __init__(self, builder: TableBuilder, notes: list[str], parameters: Collection[str], saved: list[SavedAs]) -> None:
+        self.notes, self._saved = notes, saved
         self.tensors: dict[str, SourceTensor] = {}
         self.items: list[StateItem] = []
         self._builder, self._parameters = builder, parameters
 
-    def add(self, items: Iterable[SavedTensor | SavedObject], metadata: DcpMetadata, files: Mapping[str, FoundFile]) -> None:
+    def add(self, items: Iterable[SavedTensor | SavedObject], metadata: DcpMetadata, files: Mapping[str, FoundFile], inner: str) -> None:
         """Append entries.
 
         Args:
             items: what is not the model's.
             metadata: where they came from.
             files: where its files lie.
+            inner: the folder they are in, as seen from the save's own.
         """
         for item in items:
             if isinstance(item, SavedObject):
                 place = metadata.place(item.key, None)
                 locator = Locator(files[place.path].path, place.start, place.nbytes)
                 self.items.append(StateItem(item.key, "object", places=(locator,)))
+                self._saved.append(SavedAs(item.key, inner, item))
             elif item.dtype not in DTYPES:
                 self.items.append(StateItem(item.key, "tensor", item.shape, item.dtype))
             else:
                 key = find_slot(item.path, self._parameters)
                 key = f"{OTHER_SLOT}/{item.key}" if key is None or key in self.tensors else key
                 self.tensors[key] = _add_tensor(self._builder, key, item, metadata, files, self.notes)
+                self._saved.append(SavedAs(key, inner, item))
 
 
 def _inner_folders(names: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from tasks.engine.formats.hf import HuggingFaceReader
 from tasks.engine.formats.megatron import MegatronReader
 from tasks.engine.formats.megatron_dist import MegatronDistReader
 from tasks.engine.formats.reader import CheckpointReader, Source
+from tasks.engine.formats.universal import UniversalReader
 from tasks.engine.formats.zero import ZeroReader
 
 # Tried in this order; the first that recognises a folder reads it.
@@ -25,6 +26,7 @@ READERS: tuple[type[CheckpointReader], ...] = (
     MegatronDistReader,  # DCP's files with a metadata.json
     DcpReader,
     ZeroReader,  # before the weights that a Trainer writes beside it
+    UniversalReader,
     MegatronReader,
     HuggingFaceReader,
     DcpSafetensorsReader,

@@ -15,32 +15,28 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from tasks.engine.containers.torch_pickle import is_tensor
+from tasks.engine.formats.deepspeed import DeepSpeedReader
 from tasks.engine.formats.folders import digest_files, list_names, step_of
 from tasks.engine.formats.hf import TRAINER_FILES, HuggingFaceReader
 from tasks.engine.formats.optimizer_state import slot_key
-from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
+from tasks.engine.formats.reader import Probe
 from tasks.engine.formats.state_dict import strip_all
 from tasks.engine.formats.zero_files import ZeroFiles, open_save
 from tasks.engine.formats.zero_homes import MASTER, Home, Part
 from tasks.engine.formats.zero_model import Model, find_model
 from tasks.engine.formats.zero_names import Save, find_root, is_save, locate_save
-from tasks.engine.formats.zero_table import HomeTable
-from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator, StateItem
+from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Locator, StateItem
 
 
-class ZeroReader(CheckpointReader):
-    """Reads one save of DeepSpeed.
+class ZeroReader(DeepSpeedReader):
+    """Reads one save of DeepSpeed as its ranks wrote it.
 
     Args:
         source: a save's folder, or a root with its tag; and the other nodes' roots.
     """
 
     name: ClassVar[str] = "zero"
-    has_tags: ClassVar[bool] = True
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self._table = HomeTable()
+    universal: ClassVar[bool] = False
 
     @classmethod
     def probe(cls, path: Path) -> Probe:
@@ -58,35 +54,6 @@ class ZeroReader(CheckpointReader):
         if root is not None:
             return Probe(True, f"{root or 'it'} has saves of DeepSpeed")
         return Probe(False, "no *_model_states.pt, and no folder with one")
-
-    @classmethod
-    def holds_tag(cls, path: Path, tag: str) -> bool:
-        """Say whether `tag` is one of this format's saves in `path`.
-
-        Args:
-            path: a folder.
-            tag: name of a save.
-
-        Returns:
-            Whether it is.
-        """
-        folder = path / (find_root(path, universal=False) or "") / tag
-        return path.name == tag if is_save(path, universal=False) else folder.is_dir() and is_save(folder, universal=False)
-
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a box.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the record around them is damaged.
-        """
-        self.catalog()
-        return self._table.payload(fragment)
 
     def _make_catalog(self) -> Catalog:
         save = locate_save(self._source, universal=False)

@@ -174,6 +174,26 @@ def read_optim_states(found: FoundFile) -> OptimStates:
     return OptimStates(file, False, tuple(masters), slots, steps, counts, tuple(gaps), tuple(slices))
 
 
+def read_steps(found: FoundFile, num_groups: int) -> tuple[TorchFile, tuple[StoredTensor | int | None, ...]]:
+    """Return the step counts that a universal checkpoint made from ZeRO-3 keeps beside the parameters.
+
+    Args:
+        found: its `optimizer_state.pt`.
+        num_groups: how many sub-groups there are.
+
+    Returns:
+        The file, and each sub-group's step; None where it holds none.
+
+    Raises:
+        HostilePickleError: a class outside the closed list.
+        FormatError: damaged.
+    """
+    file, held = open_states(found)
+    inner = _Taker(file, held)("optimizer_state_dict", _mapping) or {}
+    _, steps = _slots(_Taker(file, inner)("state", _mapping) or {}, inner.get("param_groups"), num_groups)
+    return file, steps
+
+
 class _Taker:
     # Takes keys of one mapping of one file, each proven to be of its kind.
     def __init__(self, file: TorchFile, held: Mapping[object, object]) -> None:

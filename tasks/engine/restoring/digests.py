@@ -19,7 +19,7 @@ from tasks.engine.containers.ranges import read_range
 from tasks.engine.containers.torch_zip import open_archive
 from tasks.engine.planning.plan import Input
 from tasks.engine.restoring.facts import known_shape
-from tasks.engine.tensors.catalog import Locator
+from tasks.engine.tensors.catalog import StateItem
 from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
 from tasks.engine.writing.replicas import check_copies
 from tasks.engine.writing.source_bytes import Run, SourceBytes
@@ -46,14 +46,14 @@ def digest_entries(
     Returns:
         All entries, those that could be read with their digests, and what could not be read.
     """
-    places = {item.fqn: item.places for item in source.catalog.state}
+    items = {item.fqn: item for item in source.catalog.state}
 
     shared: list[tuple[set[RecordedCrc], list[CrcPiece]]] = []
 
     def read(entry: Entry) -> Entry | Damage:
         try:
             if entry.role == "object":
-                found = replace(entry, digest=_digest_places(source, places.get(entry.key, ())))
+                found = replace(entry, digest=_digest_item(source, items[entry.key]))
             else:
                 found, left = _digest_tensor(source, entry)
                 shared.append(left)
@@ -119,11 +119,12 @@ def _run_views(source: SourceBytes, run: Run) -> Iterator[tuple[memoryview, list
         yield view, [CrcPiece(run.path, run.start + at, nbytes, crc32(view))]
 
 
-def _digest_places(source: SourceBytes, places: tuple[Locator, ...]) -> str:
-    if not places:
-        return ""
+def _digest_item(source: SourceBytes, item: StateItem) -> str:
+    # Of its stored bytes; of its value where the catalog has that in place of a place of its own.
+    if not item.places:
+        return hashlib.sha256(repr(item.value).encode()).hexdigest() if item.value is not None else ""
     digest = hashlib.sha256()
-    for place in places:
+    for place in item.places:
         path = str(Path(source.catalog.root) / place.path)
         for at in range(0, place.nbytes, CHUNK_NBYTES):
             digest.update(_read(source, path, place.start + at, min(CHUNK_NBYTES, place.nbytes - at)))

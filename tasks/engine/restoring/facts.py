@@ -19,7 +19,10 @@ from validators.expectation import ITEMSIZE
 
 MAX_OBJECT_NBYTES = 64_000_000  # larger ones are compared by digest and not opened
 MAX_LEAVES = 100  # of one object: a generator's state is hundreds of numbers that say nothing one by one
-_RANK_FILES = re.compile(r"(?:^|/)__(\d+)_\d+\.distcp$|rank[_-]?(\d+)[._]|^shard-(\d+)-model-")
+# What of a file's name tells whose it is: DCP, ZeRO, Megatron, per-rank files, DCP in safetensors
+_RANK_FILES = re.compile(
+    r"(?:^|/)(__\d+)_\d+\.distcp$|(zero_pp_rank_\d+_mp_rank_\d+)_optim|(mp_rank_\d+(?:_\d+)*)/|(rank[_-]?\d+)[._]|^(shard-\d+)-model-"
+)
 
 # dtype → how the bytes of one little-endian value are read
 _SCALARS: Mapping[str, Callable[[bytes], Scalar]] = MappingProxyType(
@@ -52,7 +55,10 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
     values: dict[str, Scalar] = {key: _storable(value) for key, value in _read_scalars(reader, catalog)}
     keys: list[str] = []
     unread: dict[str, str] = {}
+    values |= {item.fqn: _storable(item.value) for item in catalog.state if item.value is not None}
     for item in catalog.state:
+        if item.value is not None:
+            continue
         try:
             leaves = sorted(flatten_state(item.fqn, _open_item(catalog, item)), key=lambda leaf: leaf[0].count("."))
         except FormatError as error:
@@ -63,7 +69,7 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
             values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
     entries = {entry.key: entry for entry in _entries(catalog)}
     tensors = [*catalog.tensors.values(), *catalog.state_tensors.values()]
-    ranks = {int(next(filter(None, match.groups()))) for match in map(_RANK_FILES.search, catalog.table.files) if match}
+    ranks = {next(filter(None, match.groups())) for match in map(_RANK_FILES.search, catalog.table.files) if match}
     return StateFacts(
         catalog.format,
         catalog.root,

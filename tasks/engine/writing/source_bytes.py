@@ -28,11 +28,12 @@ COLUMN_BLOCK_NBYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`nbytes` bytes from `start` of `path`, which go to the target in this order."""
+    """`nbytes` bytes from `start` of `path`, which go to the target in this order. They lie in the record that begins at `record`."""
 
     path: str
     start: int
     nbytes: int
+    record: int
 
 
 class SourceBytes:
@@ -102,7 +103,7 @@ class SourceBytes:
             tensor: a target whose op and encoding change nothing.
 
         Returns:
-            Runs whose lengths add up to the target's bytes; no two that follow each other in one file.
+            Runs whose lengths add up to the target's bytes; no two that follow each other in one record, none in two records.
         """
         made: list[Run] = []
         for source in tensor.inputs:
@@ -111,8 +112,8 @@ class SourceBytes:
                 return None
             for run in found:
                 last = made[-1] if made else None
-                if last is not None and last.path == run.path and last.start + last.nbytes == run.start:
-                    made[-1] = Run(last.path, last.start, last.nbytes + run.nbytes)
+                if last is not None and (last.path, last.record, last.start + last.nbytes) == (run.path, run.record, run.start):
+                    made[-1] = Run(last.path, last.start, last.nbytes + run.nbytes, last.record)
                 else:
                     made.append(run)
         return made
@@ -135,7 +136,9 @@ class SourceBytes:
             if payload.strides is not None or not (is_flat(inside, source.region) and is_flat(inside, fragment.region)):
                 return None
             offset = _ravel(inside.offset, fragment.region) * itemsize
-            placed.append((_ravel(inside.offset, source.region), Run(payload.path, payload.start + offset, inside.numel * itemsize)))
+            record = payload.part_of.start if payload.part_of is not None else payload.start
+            run = Run(payload.path, payload.start + offset, inside.numel * itemsize, record)
+            placed.append((_ravel(inside.offset, source.region), run))
         return [run for _, run in sorted(placed, key=lambda item: item[0])]
 
     def read_rows(self, source: Input, row_dim: int, rows: range, pieces: list[CrcPiece]) -> Raw:

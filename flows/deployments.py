@@ -1,0 +1,95 @@
+"""What a lasting Prefect server offers: every flow on demand, and those of one training run on a schedule.
+
+The same names stand in prefect.yaml, for who runs work pools; a test holds the two together.
+"""
+
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.export import export
+from flows.export_newest import export_newest
+from flows.gate import release_gate
+from flows.restore_drill import restore_drill
+
+if TYPE_CHECKING:
+    from prefect.deployments.runner import RunnerDeployment
+    from prefect.flows import Flow
+
+TAG = "shardwright"
+NIGHTLY, WEEKLY, HOURLY = "0 3 * * *", "0 5 * * 0", "7 * * * *"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One deployment: a flow under a name, with what its form is filled with, and when it runs by itself."""
+
+    name: str
+    flow: "Flow[Any, Any]"
+    description: str
+    request: Mapping[str, object] = field(default_factory=dict)
+    cron: str | None = None
+    at_once: int | None = None  # how many runs at a time; another waits
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A training run that schedules look after: its root, where evaluation exports go (None for none), its assets."""
+
+    root: Path
+    evaluations: Path | None = None
+    assets: Path | None = None
+
+
+def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
+    """Return what to deploy.
+
+    Args:
+        runs: where run folders go.
+        watched: a training run to look after, or None.
+
+    Returns:
+        The offers on demand, then the scheduled ones.
+    """
+    common = {"runs": str(runs)}
+    offers = [
+        Offer("on-demand", export, "Export a checkpoint into verified, published release weights.", common),
+        Offer("on-demand", release_gate, "Give one verdict on a finished folder of weights.", common),
+        Offer("on-demand", restore_drill, "Prove that training can come back from a run's checkpoints.", common, at_once=1),
+    ]
+    if watched is None:
+        return tuple(offers)
+    run = common | {"root": str(watched.root)}
+    offers += [
+        Offer("nightly", restore_drill, f"Every night: the newest and an older save of {watched.root} are read whole.", run, NIGHTLY, 1),
+    ]
+    if watched.evaluations is not None:
+        exports = run | {"into": str(watched.evaluations)} | ({"assets": str(watched.assets)} if watched.assets else {})
+        offers.append(Offer("evaluation", export_newest, f"The newest complete checkpoint of {watched.root}, once.", exports, HOURLY, 1))
+    return tuple(offers)
+
+
+def deploy(offer: Offer) -> "RunnerDeployment":
+    """Return an offer as Prefect takes it.
+
+    Args:
+        offer: what to deploy.
+
+    Returns:
+        A deployment that `prefect.serve` runs in processes of this machine.
+    """
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig
+    from prefect.types.entrypoint import EntrypointType
+
+    made = offer.flow.to_deployment(
+        offer.name,
+        description=offer.description,
+        parameters={"request": dict(offer.request)},
+        cron=offer.cron,
+        tags=[TAG],
+        concurrency_limit=ConcurrencyLimitConfig(limit=offer.at_once) if offer.at_once else None,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    assert not isinstance(made, Coroutine)  # only inside an event loop
+    return made

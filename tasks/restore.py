@@ -1,0 +1,215 @@
+"""The steps of a drill that run real processes: restore a save by torch's own loader, and continue training from it."""
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.engine.formats.dcp import DcpReader
+from tasks.engine.formats.dcp_metadata import SavedTensor
+from tasks.engine.restoring.digests import digest_entries
+from tasks.engine.restoring.facts import gather_facts
+from tasks.engine.writing.source_bytes import SourceBytes
+from tasks.restoring.jobs import FolderAsk, RankAnswer, RestoreJob, ResumeJob, TensorAsk, WorldAnswer
+from tasks.restoring.launch import restore, resume
+from tasks.saves import open_save
+from validators.drills.evidence import Difference, Drilled, Restored, Resumed, Step
+from validators.drills.facts import StateFacts
+from validators.drills.stored import read_stored
+
+# Key of a value in the trainer's state → what it is part of; the first row that fits
+_PARTS: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"(?:^|\.)rng|random"), "rng"),
+    (re.compile(r"dataloader|data_loader|sampler"), "data"),
+    (re.compile(r"sched"), "scheduler"),
+    (re.compile(r"^optim.*\.step$"), "step"),
+    (re.compile(r"^optim.*\.exp_avg$"), "first moment"),
+    (re.compile(r"^optim.*\.exp_avg_sq$"), "second moment"),
+    (re.compile(r"^optim.*param_groups"), "hyperparameter"),
+    (re.compile(r"^optim"), "moment"),
+    (re.compile(r"^(?:train_state|trainer|progress)"), "counter"),
+)
+
+
+@task(name="restore", cache_policy=NO_CACHE)
+def restore_save(
+    drilled_at: Path, also: tuple[Path, ...], worlds: tuple[int, ...], folder: Path, limits: tuple[int, float]
+) -> list[Restored]:
+    """Restore a save by torch's own loader at several world sizes, and save it again at the first.
+
+    Args:
+        drilled_at: a Drilled of format dcp, in one folder tree.
+        also: more roots of it; torch's loader reads one only.
+        worlds: how many ranks, each in turn.
+        folder: the run folder.
+        limits: bytes that may be held at once, and seconds to wait.
+
+    Returns:
+        One per world size.
+
+    Raises:
+        FormatError: the process ended without an answer.
+    """
+    drilled = read_stored(Drilled, drilled_at)
+    reader = open_save(drilled.save, also)
+    assert isinstance(reader, DcpReader)
+    limit_nbytes, seconds = limits
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        again = Path(scratch) / "again"
+        save_at = worlds[0] if 2 * drilled.nbytes <= limit_nbytes else 0
+        job = RestoreJob(_folders(reader, drilled.facts), worlds, scratch, save_at, str(again), limit_nbytes // 2)
+        answers = restore(job, folder, seconds).worlds
+        return [_restored(drilled, answer, again if answer.world == save_at else None) for answer in answers]
+
+
+@task(name="resume", cache_policy=NO_CACHE)
+def resume_save(drilled_at: Path, also: tuple[Path, ...], spec: str, world: int, steps: int, folder: Path, seconds: float) -> Resumed:
+    """Continue training from a save with the user's own step.
+
+    Args:
+        drilled_at: a Drilled of format dcp.
+        also: more roots of it.
+        spec: `module:function`.
+        world: how many ranks.
+        steps: how many steps to take.
+        folder: the run folder.
+        seconds: how long to wait.
+
+    Returns:
+        What the ranks saw.
+
+    Raises:
+        FormatError: the process ended without an answer.
+    """
+    from tasks.restoring.worker import first_cause
+
+    drilled = read_stored(Drilled, drilled_at)
+    reader = open_save(drilled.save, also)
+    assert isinstance(reader, DcpReader)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        job = ResumeJob(_folders(reader, drilled.facts), spec, world, steps, scratch)
+        ranks = resume(job, folder, seconds).ranks
+    first = drilled.save.step if drilled.save.step is not None else 0
+    return Resumed(
+        drilled.save.name,
+        first,
+        world,
+        same_world=True,
+        steps=tuple(step for rank in ranks for step in _steps(rank, first)),
+        differences=tuple(Difference(d.key, part_of(d.key), d.kind, d.found) for rank in ranks for d in rank.differences),
+        compared=sum(rank.compared for rank in ranks),
+        refusal=first_cause([rank.refusal for rank in ranks]),
+        first_step_seconds=max((rank.first_step_seconds for rank in ranks), default=0.0),
+        load_seconds=max((rank.load_seconds for rank in ranks), default=0.0),
+    )
+
+
+def why_not_restored(sound: Sequence[Drilled], is_split: bool) -> str:
+    """Return why torch's own loader cannot restore what was drilled.
+
+    Args:
+        sound: the saves that were read whole.
+        is_split: whether a save lies in several roots.
+
+    Returns:
+        A reason; "" when it can.
+    """
+    if not sound:
+        return "no complete save"
+    if is_split:
+        return "torch's loader reads one folder, and the save lies in several (--also)"
+    formats = sorted({drilled.facts.format for drilled in sound} - {"dcp"})
+    return f"torch's own loader restores dcp, this is {', '.join(formats)}" if formats else ""
+
+
+def choose_worlds(saved: int, limit: int) -> tuple[int, ...]:
+    """Return the world sizes to restore at: as saved, half, double and one.
+
+    Args:
+        saved: ranks that saved.
+        limit: processes that may run at a time.
+
+    Returns:
+        Sizes, the saved one first where it fits; no two alike.
+    """
+    wanted = [saved, saved // 2, 2 * saved, 1]
+    return tuple(dict.fromkeys(size for size in wanted if 1 <= size <= limit)) or (limit,)
+
+
+def count_ranks(drilled: Drilled, log: Sequence[Step]) -> int:
+    """Return how many ranks wrote a save.
+
+    Args:
+        drilled: the save.
+        log: what they logged.
+
+    Returns:
+        Ranks in the log, else those that have files, else 1.
+    """
+    return max((step.rank + 1 for step in log), default=0) or drilled.facts.ranks or 1
+
+
+def count_steps(drilled: Drilled, log: Sequence[Step], wanted: int) -> int:
+    """Return how many steps to continue for.
+
+    Args:
+        drilled: the save.
+        log: what was logged.
+        wanted: at most so many.
+
+    Returns:
+        As many as are logged after the save; 3 without a log.
+    """
+    first = drilled.save.step if drilled.save.step is not None else 0
+    return min(wanted, max((step.step for step in log), default=first) - first) or 3
+
+
+def part_of(key: str) -> str:
+    """Return what a value of the trainer's state is part of.
+
+    Args:
+        key: its dotted key.
+
+    Returns:
+        A word of the table; "model" for what no row names.
+    """
+    return next((part for pattern, part in _PARTS if pattern.search(key)), "model")
+
+
+def _steps(rank: RankAnswer, first: int) -> list[Step]:
+    return [Step(first + number, rank.rank, s.loss, s.lr, s.batch, s.rng) for number, s in enumerate(rank.steps, 1)]
+
+
+def _folders(reader: DcpReader, facts: StateFacts) -> tuple[FolderAsk, ...]:
+    root = Path(reader.catalog().root)
+    saved = reader.saved_as()
+    asks = []
+    for inner in dict.fromkeys(one.inner for one in saved):
+        here = [one for one in saved if one.inner == inner]
+        tensors = [
+            TensorAsk(one.key, one.item.key, one.item.path, one.item.shape, one.item.dtype)
+            for one in here
+            if isinstance(one.item, SavedTensor)
+        ]
+        objects = [(o.item.key, o.item.path) for o in here if not isinstance(o.item, SavedTensor) and o.key not in facts.unread]
+        asks.append(FolderAsk(str(root / inner), inner, tuple(tensors), tuple(objects)))
+    return tuple(asks)
+
+
+def _restored(drilled: Drilled, answer: WorldAnswer, again: Path | None) -> Restored:
+    made = Restored(drilled.save.name, answer.world, answer.digests, answer.refusal, answer.seconds)
+    if again is None or answer.refusal:
+        return made
+    reader = open_save(replace(drilled.save, path=str(again)))
+    facts = gather_facts(reader)
+    source = SourceBytes(reader, reader.catalog())
+    try:
+        entries, _ = digest_entries(source, [entry for entry in facts.entries.values() if entry.role != "object"], 1)
+    finally:
+        source.files.close()
+    values = {key: repr(value) for key, value in facts.values.items()}
+    return replace(made, saved_again={key: entry.digest for key, entry in entries.items()}, values_again=values)
