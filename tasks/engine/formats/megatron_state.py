@@ -75,7 +75,19 @@ def common_items(held: Mapping[str, object]) -> Iterator[StateItem]:
         value = values.get(name)
         if type(value) is int:
             yield StateItem(f"args.{name}", "object", value=value)
+    for number, group in enumerate(_groups(held.get("optimizer"))):
+        step = group.get("step")
+        if isinstance(step, (int, float)):
+            yield StateItem(f"optimizer.param_groups.{number}.step", "object", value=int(step))
     schedule = held.get(SCHEDULE)
     if isinstance(schedule, dict):
         for key, value in schedule.items():
             yield StateItem(f"{SCHEDULE}.{key}", "object", value=value if type(value) is int else None)
+
+
+def _groups(optimizer: object) -> Iterator[Mapping[object, object]]:
+    # The parameter groups of one optimizer, or of several chained ones.
+    for outer in optimizer if isinstance(optimizer, list) else [optimizer]:
+        inner = outer.get("optimizer", outer) if isinstance(outer, dict) else None
+        groups = inner.get("param_groups") if isinstance(inner, dict) else None
+        yield from (group for group in groups if isinstance(group, dict)) if isinstance(groups, list) else ()
