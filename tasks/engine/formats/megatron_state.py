@@ -9,7 +9,10 @@ from tasks.engine.tensors.catalog import StateItem
 
 RELEASE = "release"  # the folder of a converted checkpoint, in place of `iter_%07d`
 TRACKER = "latest_checkpointed_iteration.txt"
-COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size")
+COUNTERS = (
+    *("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size", "world_size"),
+)
 SCHEDULE = "opt_param_scheduler"
 PER_RANK = ("rng_state", "rerun_state_machine", "optimizer", "num_floating_point_operations_so_far")
 
@@ -69,6 +72,9 @@ def common_items(held: Mapping[str, object]) -> Iterator[StateItem]:
     iteration = held.get("iteration")
     if type(iteration) is int:
         yield StateItem("iteration", "object", value=iteration)
+    version = held.get("checkpoint_version")
+    if isinstance(version, (int, float)):
+        yield StateItem("checkpoint_version", "object", value=int(version))
     args = held.get("args")
     values = args.values if isinstance(args, Arguments) else {}
     for name in COUNTERS:
