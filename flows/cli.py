@@ -36,6 +36,7 @@ from flows.options import (
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
 from flows.requests import ExportRequest
+from flows.reshard_command import reshard
 from flows.serve_command import serve
 from reports.errors import ReleaseError
 
@@ -51,6 +52,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(policy_app)
+app.command()(reshard)
 app.command()(gate)
 app.command()(serve)
 add_commands(app)

@@ -20,7 +20,7 @@ class DrillRequest(BaseModel):
     )
     resume: str = Field("", pattern=r"^$|^[\w.]+:\w+$", description="module:function of the training step to continue with.")
     steps: int = Field(20, ge=3, description="Steps to continue for, at most as many as are logged after the save.")
-    world: int = Field(0, ge=0, description="Ranks that the save was made by. 0: as the log or its files tell.")
+    world: int = Field(0, ge=0, description="Ranks to resume with. 0: as many as had saved, as the log or the save's files tell.")
     max_ranks: int = Field(8, ge=1, description="Processes that this machine may run at a time.")
     timeout: float = Field(1800, gt=0, description="Seconds that a restore or a resume may take.")
     memory: Size = Field(8_000_000_000, description="Bytes that a restore may hold at a time.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from flows.terminal import format_bytes
+from tasks.drill_history import find_export, read_history
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.restoring.facts import gather_facts
@@ -52,7 +53,10 @@ def _look_around(checkpoint: Path, runs: Path) -> Surroundings:
     beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
     kept = tuple(save.step for save in beside.complete() if save.step is not None)
     nbytes = next((save.nbytes for save in beside.saves if save.path == str(checkpoint)), 0)
-    return Surroundings(kept, beside.interval_seconds(), nbytes, disk_usage(checkpoint).free)
+    passed = [past for past in read_history(runs) if past.green and checkpoint.name in past.drilled]
+    last = f"{passed[-1].finished}, level {passed[-1].level} ({passed[-1].run_id})" if passed else ""
+    exported = find_export(runs, beside.root)
+    return Surroundings(kept, beside.interval_seconds(), nbytes, disk_usage(checkpoint).free, last, exported and f"{exported} was green")
 
 
 def print_inspection(inspection: Inspection, *, as_json: bool) -> None:

@@ -17,9 +17,9 @@ from reports.errors import RequestError
 from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
-from tasks.drill_history import append_history, read_history
+from tasks.drill_history import append_history, find_export, read_history
 from tasks.engine.formats.readers import check_folder
-from tasks.restore import choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
+from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.drift import list_keys, list_order, spelling_of
@@ -107,6 +107,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
         restored=real.restored,
         resumed=real.resumed,
         sabotage=tried,
+        exported=find_export(request.runs, root),
         reasons=real.reasons,
     )
     write_stored(facts, run.folder / "facts.json")
@@ -154,21 +155,22 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
     if reason:
         return Real(reasons=(("restore", reason), ("resume", reason)))
     restored: list[Restored] = []
-    worlds = choose_worlds(request.world or count_ranks(sound[0][1], log), request.max_ranks)
+    saved_by = count_ranks(sound[0][1], log)
+    worlds = choose_worlds(saved_by, request.max_ranks)
     limits = (request.memory, request.timeout)
     for number, (path, read) in enumerate(sound):
         sizes = worlds if number == 0 else worlds[:1]
         name = "restore" if number == 0 else f"restore {read.save.name}"
-        restored += run.phase(name, partial(run.runner.call, restore_save, path, (), sizes, run.folder, limits))
+        restored += run.phase(name, partial(run.runner.call, restore_save, path, sizes, run.folder, limits))
     if not request.resume:
         return Real(tuple(restored))
     path, read = sound[0]
-    world = request.world or count_ranks(read, log)
+    world = request.world or saved_by
     if world > request.max_ranks:
-        told = f"it was saved by {world} ranks, --max-ranks is {request.max_ranks}"
+        told = f"it takes {world} ranks, --max-ranks is {request.max_ranks}"
         return Real(tuple(restored), reasons=(("resume", told),))
-    steps = count_steps(read, log, request.steps)
-    resumed = run.phase("resume", lambda: run.runner.call(resume_save, path, (), request.resume, world, steps, run.folder, request.timeout))
+    wish = ResumeWish(request.resume, world, saved_by, count_steps(read, log, request.steps), request.timeout)
+    resumed = run.phase("resume", lambda: run.runner.call(resume_save, path, wish, run.folder))
     return Real(tuple(restored), resumed)
 
 

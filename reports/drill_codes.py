@@ -83,6 +83,11 @@ _RESTORE: dict[str, Code] = {
 
 _RESUME: dict[str, Code] = {
     "resume.refused": Code("training does not continue from the save", "Look at the message: the trainer's own code raised it."),
+    "resume.world-changed": Code(
+        "training was resumed by another number of ranks than had saved",
+        "Data positions and random numbers are per rank: have the trainer redistribute them, and check the order of the data.",
+        "warning",
+    ),
     "resume.weights": Code("weights after the restore are not those saved", _RESUME_CODE),
     "resume.optimizer-lost": Code("the optimizer starts afresh: its moments are zero or absent", _RESUME_CODE),
     "resume.optimizer-step": Code("the optimizer's step after the restore is not the saved one", _RESUME_CODE),
@@ -118,6 +123,9 @@ _OBJECTIVES: dict[str, Code] = {
     "objectives.rto": Code("recovery takes longer than its target", "Save to faster storage, or raise the target."),
     "objectives.rpo": Code("more work would be lost than the target allows", "Save more often, or find out why the last saves failed."),
     "objectives.budget": Code("the saves take more than their budget", "Keep fewer."),
+    "objectives.export-unverified": Code(
+        "exports are scheduled, and no green one of this run is known", "Export or gate it, with the same --runs.", "warning"
+    ),
     "objectives.free-space": Code("the next save may not fit", "Free space, or keep fewer."),
     "objectives.save-blocks": Code("saves hold training for too much of its time", "Save asynchronously, or less often."),
     "objectives.interval": Code(

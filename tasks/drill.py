@@ -61,6 +61,7 @@ class DrillFacts:
     restored: tuple[Restored, ...] = ()
     resumed: Resumed | None = None
     sabotage: tuple[Sabotage, ...] = ()
+    exported: str = ""
     reasons: tuple[tuple[str, str], ...] = ()
 
 
@@ -152,6 +153,7 @@ def gather_evidence(facts: DrillFacts) -> DrillEvidence:
         facts.sabotage,
         facts.log,
         facts.history,
+        facts.exported,
         dict(facts.reasons),
         facts.versions,
     )

@@ -10,9 +10,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from reports.errors import FormatError
+from reports.model import report_from_json
 from validators.drills.evidence import PastDrill
 
 HISTORY_NAME = "drills.jsonl"
+MAX_REPORTS = 200
+_TAIL_NBYTES = 64_000_000  # longer than any line: a name per tensor
 _PAST = TypeAdapter(PastDrill)
 
 
@@ -25,9 +28,10 @@ def append_history(runs: Path, root: Path, past: PastDrill) -> None:
         past: what it found.
     """
     line = json.dumps({"root": str(root.resolve()), **asdict(past)}, sort_keys=True) + "\n"
-    handle = os.open(runs / HISTORY_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    handle = os.open(runs / HISTORY_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        _drop_torn_line(handle)
         os.write(handle, line.encode())
         os.fsync(handle)
     finally:
@@ -48,6 +52,38 @@ def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
         FormatError: a line is none, and is not the last one (which a killed drill may have left half-written).
     """
     return tuple(past for where, past in _lines(runs) if root is None or where == str(root.resolve()))
+
+
+def find_export(runs: Path, root: Path) -> str:
+    """Return the latest run that exported a checkpoint of a training run, or held a release against one, and was green.
+
+    Args:
+        runs: where run folders go.
+        root: the training run's root.
+
+    Returns:
+        Its run id; "" when none of the latest MAX_REPORTS is one.
+    """
+    folders = [path for kind in ("export", "gate") for path in runs.glob(f"{kind}-*/report.json")]
+    latest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_REPORTS]
+    return next((path.parent.name for path in latest if _is_green_export(path, root)), "")
+
+
+def _is_green_export(path: Path, root: Path) -> bool:
+    try:
+        report = report_from_json(path.read_text(encoding="utf-8"))
+    except ValueError:  # of another version; it proves nothing to this one
+        return False
+    source = Path(report.source.partition(" (")[0])
+    return report.verdict().green and source.is_relative_to(root.absolute())
+
+
+def _drop_torn_line(handle: int) -> None:
+    # What a drill that was killed, or a full disk, left of its line.
+    nbytes = os.fstat(handle).st_size
+    tail = os.pread(handle, _TAIL_NBYTES, max(0, nbytes - _TAIL_NBYTES))
+    if tail and not tail.endswith(b"\n"):
+        os.ftruncate(handle, nbytes - len(tail) + tail.rfind(b"\n") + 1)
 
 
 def _lines(runs: Path) -> Iterator[tuple[str, PastDrill]]:

@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import task
@@ -35,15 +35,23 @@ _PARTS: Sequence[tuple[re.Pattern[str], str]] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ResumeWish:
+    """How to continue training: `spec` is `module:function`, `saved_by` how many ranks had saved."""
+
+    spec: str
+    world: int
+    saved_by: int
+    steps: int
+    seconds: float
+
+
 @task(name="restore", cache_policy=NO_CACHE)
-def restore_save(
-    drilled_at: Path, also: tuple[Path, ...], worlds: tuple[int, ...], folder: Path, limits: tuple[int, float]
-) -> list[Restored]:
+def restore_save(drilled_at: Path, worlds: tuple[int, ...], folder: Path, limits: tuple[int, float]) -> list[Restored]:
     """Restore a save by torch's own loader at several world sizes, and save it again at the first.
 
     Args:
         drilled_at: a Drilled of format dcp, in one folder tree.
-        also: more roots of it; torch's loader reads one only.
         worlds: how many ranks, each in turn.
         folder: the run folder.
         limits: bytes that may be held at once, and seconds to wait.
@@ -55,7 +63,7 @@ def restore_save(
         FormatError: the process ended without an answer.
     """
     drilled = read_stored(Drilled, drilled_at)
-    reader = open_save(drilled.save, also)
+    reader = open_save(drilled.save)
     assert isinstance(reader, DcpReader)
     limit_nbytes, seconds = limits
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -67,17 +75,13 @@ def restore_save(
 
 
 @task(name="resume", cache_policy=NO_CACHE)
-def resume_save(drilled_at: Path, also: tuple[Path, ...], spec: str, world: int, steps: int, folder: Path, seconds: float) -> Resumed:
+def resume_save(drilled_at: Path, wish: ResumeWish, folder: Path) -> Resumed:
     """Continue training from a save with the user's own step.
 
     Args:
         drilled_at: a Drilled of format dcp.
-        also: more roots of it.
-        spec: `module:function`.
-        world: how many ranks.
-        steps: how many steps to take.
+        wish: how.
         folder: the run folder.
-        seconds: how long to wait.
 
     Returns:
         What the ranks saw.
@@ -88,17 +92,17 @@ def resume_save(drilled_at: Path, also: tuple[Path, ...], spec: str, world: int,
     from tasks.restoring.worker import first_cause
 
     drilled = read_stored(Drilled, drilled_at)
-    reader = open_save(drilled.save, also)
+    reader = open_save(drilled.save)
     assert isinstance(reader, DcpReader)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        job = ResumeJob(_folders(reader, drilled.facts), spec, world, steps, scratch)
-        ranks = resume(job, folder, seconds).ranks
+        job = ResumeJob(_folders(reader, drilled.facts), wish.spec, wish.world, wish.steps, scratch)
+        ranks = resume(job, folder, wish.seconds).ranks
     first = drilled.save.step if drilled.save.step is not None else 0
     return Resumed(
         drilled.save.name,
         first,
-        world,
-        same_world=True,
+        wish.world,
+        wish.saved_by,
         steps=tuple(step for rank in ranks for step in _steps(rank, first)),
         differences=tuple(Difference(d.key, part_of(d.key), d.kind, d.found) for rank in ranks for d in rank.differences),
         compared=sum(rank.compared for rank in ranks),

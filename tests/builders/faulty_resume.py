@@ -93,3 +93,4 @@ class LastBit(Run):
 
 
 last_bit_of_the_loss = LastBit
+other_world = faulty()  # restores everything; it is the number of ranks that differs

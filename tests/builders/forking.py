@@ -1,4 +1,4 @@
-"""Runs exports in forked children of one process that has everything imported, so that each takes a fraction of a second.
+"""Runs exports and drills in forked children of one process that has everything imported, so that each takes a fraction of a second.
 
 Run as `python -m tests.builders.forking`: one JSON order per line on standard input, one JSON answer per line on standard output.
 `Forker` is the other end. An order may ask the child to kill itself at a step of the line, to be killed after some seconds, to run as
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,10 @@ class Forker:
         self._process.stdin.close()
         self._process.wait(30)
 
+    def drill(self, request: dict[str, object], log: Path, **order: object) -> Ending:
+        """Drill in a child; orders as for `export`."""
+        return self.export(request, log, flow="drill", **order)
+
     def export(self, request: dict[str, object], log: Path, **order: object) -> Ending:
         """Export in a child; `log` is a folder for what it says. Orders: kill_at, kill_after, uid, file_nbytes, copy_at."""
         assert self._process.stdin is not None
@@ -67,8 +72,10 @@ def _warm_up() -> None:
     # One export before the forks: what is imported on first use is then there.
     import torch
 
+    from flows.drill_requests import DrillRequest
     from flows.export import run_export
     from flows.requests import ExportRequest
+    from flows.restore_drill import DrillFailedError, run_drill
     from flows.run import PlainRunner, Silent
     from tests.builders.dcp import save_alone
 
@@ -77,6 +84,8 @@ def _warm_up() -> None:
         save_alone({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, base / "ckpt")
         request = ExportRequest(source=base / "ckpt", to=base / "out", family="none", skip=["logits=none"], runs=base / "runs")
         run_export(request, PlainRunner(), Silent())
+        with suppress(DrillFailedError):  # a model by itself
+            run_drill(DrillRequest(root=base / "ckpt", runs=base / "runs"), PlainRunner())
 
 
 def _run(order: dict) -> dict[str, object]:
@@ -98,9 +107,11 @@ def _run(order: dict) -> dict[str, object]:
 
 
 def _work(order: dict, log: Path) -> None:
-    from flows.export import NotPublishedError, export_line
+    from flows.drill_requests import DrillRequest
+    from flows.export import export_line
     from flows.requests import ExportRequest
-    from flows.run import PlainRunner, Run
+    from flows.restore_drill import drill_line
+    from flows.run import PlainRunner, RedVerdictError, Run
     from reports.errors import ReleaseError
 
     def reached(step: str) -> None:
@@ -121,12 +132,14 @@ def _work(order: dict, log: Path) -> None:
         if order.get("file_nbytes"):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_nbytes"], order["file_nbytes"]))
-        request = ExportRequest.model_validate(order["request"])
-        run = Run.create("export", request.runs, PlainRunner())
+        kind = order.get("flow", "export")
+        request_class, line = {"export": (ExportRequest, export_line), "drill": (DrillRequest, drill_line)}[kind]
+        request = request_class.model_validate(order["request"])
+        run = Run.create(kind, request.runs, PlainRunner())
         run.reached = reached
-        export_line(request, run)
+        line(request, run)
         code = 0
-    except (ReleaseError, NotPublishedError) as refusal:
+    except (ReleaseError, RedVerdictError) as refusal:
         (log / "refusal.json").write_text(json.dumps([type(refusal).__name__, str(refusal)]))
     except BaseException as crash:
         (log / "refusal.json").write_text(json.dumps([f"CRASH {type(crash).__name__}", str(crash)]))

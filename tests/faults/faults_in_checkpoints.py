@@ -227,6 +227,7 @@ FAULTS: tuple[CheckpointFault, ...] = (
     CheckpointFault("recovery_too_slow", "objectives.rto", leave, {"rto_seconds": 1e-6}),
     CheckpointFault("too_many_steps_lost", "objectives.rpo", leave, {"rpo_steps": 2}, log=True),
     CheckpointFault("budget_exceeded", "objectives.budget", leave, {"declared": {"budget_nbytes": 1000}}),
+    CheckpointFault("export_never_verified", "objectives.export-unverified", leave, {"declared": {"export_schedule": "nightly"}}),
     CheckpointFault("disk_nearly_full", "objectives.free-space", leave, {"spare_factor": 1e12}),
     CheckpointFault("save_blocks_too_long", "objectives.save-blocks", age, {"save_seconds": 600}),
     CheckpointFault("saved_far_too_rarely", "objectives.interval", age, {"save_seconds": 1, "mtbf_seconds": 1000}),

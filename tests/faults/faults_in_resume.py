@@ -45,6 +45,7 @@ RESUMES: tuple[ResumeFault, ...] = (
     ResumeFault("data_reseeded", "resume.data-reordered", changes_first_loss=True),
     ResumeFault("data_reseeded", "resume.loss", changes_first_loss=True),
     ResumeFault("last_bit_of_the_loss", "resume.loss-rounded", changes_first_loss=True),
+    ResumeFault("other_world", "resume.world-changed"),
     ResumeFault("counter_lost", "resume.counter"),
     ResumeFault("raises", "resume.refused"),
 )

@@ -41,16 +41,16 @@ def group(tmp_path_factory):
     dist.destroy_process_group()
 
 
-def _resume(run: Path, spec: str, folder: Path) -> Resumed:
+def _resume(run: Path, spec: str, folder: Path, saved_by: int = 1) -> Resumed:
     from tasks.restore import part_of
 
     job = ResumeJob((FolderAsk(str(run / f"step-{SAVED}"), "", ()),), spec, 1, STEPS, str(folder))
     answer = attempt(lambda: resume_at(0, 1, job))
     if isinstance(answer, Exception):
-        return Resumed(f"step-{SAVED}", SAVED, 1, True, (), refusal=str(answer))
+        return Resumed(f"step-{SAVED}", SAVED, 1, saved_by, (), refusal=str(answer))
     steps = tuple(Step(SAVED + n, 0, s.loss, s.lr, s.batch, s.rng) for n, s in enumerate(answer.steps, 1))
     differences = tuple(Difference(d.key, part_of(d.key), d.kind, d.found) for d in answer.differences)
-    return Resumed(f"step-{SAVED}", SAVED, 1, True, steps, differences, answer.compared)
+    return Resumed(f"step-{SAVED}", SAVED, 1, saved_by, steps, differences, answer.compared)
 
 
 def _codes(evidence: DrillEvidence, check: str) -> set[str]:
@@ -66,7 +66,8 @@ def _evidence(run: Path, resumed: Resumed) -> DrillEvidence:
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=f"{fault.name}-{fault.code}") for fault in RESUMES])
 def test_a_trainer_that_restores_wrongly_is_caught(fault, run, group, tmp_path):
-    evidence = _evidence(run, _resume(run, f"tests.builders.faulty_resume:{fault.name}", tmp_path))
+    saved_by = 2 if fault.code == "resume.world-changed" else 1
+    evidence = _evidence(run, _resume(run, f"tests.builders.faulty_resume:{fault.name}", tmp_path, saved_by))
     assert fault.code in _codes(evidence, "resume")
     if evidence.resumed.steps:
         logged = next(step.loss for step in evidence.log if step.step == SAVED + 1)

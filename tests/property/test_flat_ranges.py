@@ -3,9 +3,11 @@
 from math import prod
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.errors import CoverageError
 from tasks.engine.tensors.flat import boxes_of_range, is_flat
 from tasks.engine.tensors.region import Region, check_tiling
 
@@ -36,6 +38,20 @@ def test_ranges_that_follow_each_other_tile_the_tensor(drawn):
         np.array(rows, dtype=np.int64).reshape(len(boxes), len(shape)) for rows in ([b.offset for b in boxes], [b.shape for b in boxes])
     )
     check_tiling("w", shape, offsets, shapes)
+
+
+@given(ranges(), st.data())
+def test_a_lost_or_a_doubled_range_is_found(drawn, data):
+    shape, first, second = drawn
+    parts = [boxes_of_range(shape, a, b) for a, b in ((0, first), (first, second), (second, prod(shape)))]
+    wrong = data.draw(st.sampled_from([part for part in parts if part]))
+    kept = [box for part in parts if part is not wrong or data.draw(st.booleans()) for box in part]
+    boxes = [*kept, *(wrong if len(kept) == sum(map(len, parts)) else ())]
+    offsets, shapes = (
+        np.array(rows, dtype=np.int64).reshape(len(boxes), len(shape)) for rows in ([b.offset for b in boxes], [b.shape for b in boxes])
+    )
+    with pytest.raises(CoverageError):
+        check_tiling("w", shape, offsets, shapes)
 
 
 @given(ranges(), st.data())

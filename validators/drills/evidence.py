@@ -93,19 +93,24 @@ class Difference:
 class Resumed:
     """A resume that was tried: the state after the restore, and the steps taken.
 
-    `compared` counts state values held against the saved ones; `same_world` is whether as many ranks ran as had saved.
+    `compared` counts state values held against the saved ones; `saved_by` is how many ranks had saved.
     """
 
     save: str
     step: int
     world_size: int
-    same_world: bool
+    saved_by: int
     steps: tuple[Step, ...]
     differences: tuple[Difference, ...] = ()
     compared: int = 0
     refusal: str = ""
     first_step_seconds: float = 0.0
     load_seconds: float = 0.0
+
+    @property
+    def same_world(self) -> bool:
+        """Whether as many ranks ran as had saved."""
+        return self.world_size == self.saved_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,8 @@ class DrillEvidence:
     """What is known of a run's checkpoints. `drilled` are the saves that were read, the newest first: damaged ones, the newest sound one,
     and an older one.
 
-    `log` is what the trainer logged; `level` the highest asked for ("D1", "D2", "D3").
+    `log` is what the trainer logged; `exported` names the latest green export or gate of the run, "" for none;
+    `level` the highest asked for ("D1", "D2", "D3").
     """
 
     level: str
@@ -159,6 +165,7 @@ class DrillEvidence:
     sabotage: tuple[Sabotage, ...] = ()
     log: tuple[Step, ...] = ()
     history: tuple[PastDrill, ...] = ()
+    exported: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -25,7 +25,7 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
     if evidence.newest is None:
         return Skip("no complete save")
     goals, numbers = evidence.goals, evidence.numbers
-    findings = (*_targets(goals, numbers), *_storage(goals, numbers), *_interval(goals, numbers))
+    findings = (*_export(evidence), *_targets(goals, numbers), *_storage(goals, numbers), *_interval(goals, numbers))
     return Outcome(findings, 1, _measures(goals, numbers), _limits(goals))
 
 
@@ -38,6 +38,14 @@ def _targets(goals: Goals, numbers: Numbers) -> Iterator[Finding]:
     ):
         if target and found > target:
             yield finding(code, "newest complete save", expected=f"at most {spell(target)}", found=spell(found))
+
+
+def _export(evidence: DrillEvidence) -> Iterator[Finding]:
+    schedule = evidence.goals.declared.export_schedule
+    if schedule and not evidence.exported:
+        yield finding(
+            "objectives.export-unverified", "exports", expected=f"a green one, as scheduled: {schedule}", found="none of this run"
+        )
 
 
 def _storage(goals: Goals, numbers: Numbers) -> Iterator[Finding]:

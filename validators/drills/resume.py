@@ -36,11 +36,11 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
         return Skip(evidence.reasons.get("resume", "no --resume was given"))
     if resumed.refusal:
         refused = finding("resume.refused", resumed.save, expected="training continues", found=resumed.refusal)
-        return Outcome((refused,), 1)
+        return Outcome((*_world(resumed), refused), 1)
     logged = _by_rank(evidence.log)
     pairs = [(step, logged[step.rank][step.step]) for step in resumed.steps if step.step in logged.get(step.rank, {})]
     others = (*_state(resumed), *_series(resumed, logged))
-    findings = (*others, *_losses(resumed, pairs, 0.0 if others else _rounding(evidence)))
+    findings = (*_world(resumed), *others, *_losses(resumed, pairs, 0.0 if others else _rounding(evidence)))
     measured: dict[str, Measure] = {
         "state values compared": resumed.compared,
         "steps taken": len(resumed.steps),
@@ -57,6 +57,12 @@ def _by_rank(log: Sequence[Step]) -> Ranks:
     for step in log:
         ranks.setdefault(step.rank, {})[step.step] = step
     return ranks
+
+
+def _world(resumed: Resumed) -> Iterator[Finding]:
+    if not resumed.same_world:
+        found = f"resumed by {resumed.world_size}"
+        yield finding("resume.world-changed", resumed.save, expected=f"{resumed.saved_by} ranks, as had saved", found=found)
 
 
 def _state(resumed: Resumed) -> Iterator[Finding]:

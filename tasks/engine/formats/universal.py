@@ -127,7 +127,7 @@ def _read_home(name: str, slot: str, found: FoundFile, model: ModelStates) -> Ho
         raise FormatError(f"holds no tensor, but a {type(held).__name__}", where=found.absolute, remedy=REMEDY)
     if isinstance(held, dict) or not tensor.shape:
         return Home(tensor.shape, (Part(file, tensor, None),))
-    shape = next((group[name] for group in model.groups if name in group), None)
+    shape = next((group[name] for group in (*model.groups, model.frozen_shapes) if name in group), None)
     if shape is None:
         raise FormatError(f"{name} is flat, and the model states do not tell its shape", where=found.absolute, remedy=REMEDY)
     if tensor.shape[0] < prod(shape):

@@ -10,22 +10,39 @@ Source: deepspeed 0.19.8, runtime/engine.py, utils/zero_to_fp32.py.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
 from tasks.engine.containers.torch_pickle import is_tensor
 from tasks.engine.formats.deepspeed import DeepSpeedReader
-from tasks.engine.formats.folders import digest_files, list_names, step_of
+from tasks.engine.formats.folders import FoundFile, digest_files, list_names, step_of
 from tasks.engine.formats.hf import TRAINER_FILES, HuggingFaceReader
 from tasks.engine.formats.optimizer_state import slot_key
-from tasks.engine.formats.reader import Probe
+from tasks.engine.formats.reader import Probe, Source
 from tasks.engine.formats.state_dict import strip_all
 from tasks.engine.formats.zero_files import ZeroFiles, open_save
 from tasks.engine.formats.zero_homes import MASTER, Home, Part
 from tasks.engine.formats.zero_model import Model, find_model
 from tasks.engine.formats.zero_names import Save, find_root, is_save, locate_save
 from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Locator, StateItem
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """What a save is made of. `groups` are the trained parameters of each flat group; `frozen` what else is a parameter; `written` maps a
+    catalog's names to those in the files. `weights` are the files of model states, layers and experts; `optimizer` is rank 0's optimizer
+    file, None without ZeRO.
+    """
+
+    tag: str
+    sharded: bool
+    groups: tuple[tuple[str, ...], ...]
+    frozen: tuple[str, ...]
+    written: Mapping[str, str]
+    weights: tuple[FoundFile, ...]
+    optimizer: FoundFile | None
 
 
 class ZeroReader(DeepSpeedReader):
@@ -37,6 +54,10 @@ class ZeroReader(DeepSpeedReader):
 
     name: ClassVar[str] = "zero"
     universal: ClassVar[bool] = False
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._anatomy: Anatomy | None = None
 
     @classmethod
     def probe(cls, path: Path) -> Probe:
@@ -55,6 +76,19 @@ class ZeroReader(DeepSpeedReader):
             return Probe(True, f"{root or 'it'} has saves of DeepSpeed")
         return Probe(False, "no *_model_states.pt, and no folder with one")
 
+    def anatomy(self) -> Anatomy:
+        """Return what the save is made of, for writing it in another way.
+
+        Returns:
+            Its parts; the same on every call.
+
+        Raises:
+            FormatError: see `catalog`.
+        """
+        self.catalog()
+        assert self._anatomy is not None
+        return self._anatomy
+
     def _make_catalog(self) -> Catalog:
         save = locate_save(self._source, universal=False)
         files = open_save(save)
@@ -62,6 +96,7 @@ class ZeroReader(DeepSpeedReader):
         short = strip_all(model.homes, save.where)
         tensors = {short[name]: self._table.add(short[name], home) for name, home in model.homes.items()}
         replicas = [fragment for name, home in model.copies for fragment in self._table.replicas(short[name], home)]
+        self._anatomy = _anatomy_of(save, files, model, short)
         state_tensors = {key: self._table.add(key, home) for key, home in _state_homes(model, short)}
         return Catalog(
             self.name,
@@ -76,6 +111,20 @@ class ZeroReader(DeepSpeedReader):
             (*save.source.notes, *_notes(self._source.path, save)),
             MappingProxyType(state_tensors),
         )
+
+
+def _anatomy_of(save: Save, files: ZeroFiles, model: Model, short: Mapping[str, str]) -> Anatomy:
+    first, optims = files.models[0][0], [states.file.found for ranks in files.optims for states in ranks]
+    other = [name for name in model.homes if name not in model.trained and name not in first.buffers and name not in model.aliases]
+    return Anatomy(
+        save.tag,
+        files.sharded,
+        tuple(tuple(short[name] for name in group) for group in model.groups),
+        tuple(short[name] for name in other),
+        {stripped: name for name, stripped in short.items()},
+        tuple(file for file in files.found if file not in optims),
+        optims[0] if optims else None,
+    )
 
 
 def _state_homes(model: Model, short: Mapping[str, str]) -> Iterator[tuple[str, Home]]:

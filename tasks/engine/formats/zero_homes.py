@@ -46,8 +46,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One trained parameter: the home of its master and of each of the optimizer's slots, and where its step count is."""
+    """One trained parameter: its flat group, the home of its master and of each of the optimizer's slots, and where its step count is."""
 
+    group: int
     slots: Mapping[str, Home]
     step: tuple[TorchFile, StoredTensor | int | None]
 
@@ -231,7 +232,7 @@ def _trained(index: int, shape: Shape, extents: tuple[Extent, ...], ranks: Seque
         if vectors[index] is not None:
             parts = [(ranks[e.rank], _vector(ranks[e.rank], slot, index), e) for e in extents]
             slots[slot] = Home(shape, tuple(Part(states.file, vector, e) for states, vector, e in parts))
-    return Trained(slots, (ranks[0].file, ranks[0].steps[index]))
+    return Trained(index, slots, (ranks[0].file, ranks[0].steps[index]))
 
 
 def _vector(states: OptimStates, slot: str, index: int) -> StoredTensor:

@@ -28,13 +28,16 @@ _TIED = "tied_modules."
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model's tensors: homes by name as written, in the model's order; second copies that must be equal; what was trained; and tensors
-    of the optimizer that name no parameter (ZeRO-0 counts them).
+    of the optimizer that name no parameter (ZeRO-0 counts them). `groups` are the trained names of each flat group, by global name;
+    `aliases` map a tied name to the one stored.
     """
 
     homes: Mapping[str, Home]
     copies: tuple[tuple[str, Home], ...]
     trained: Mapping[str, Trained]
     others: Mapping[str, Home]
+    groups: tuple[tuple[str, ...], ...]
+    aliases: Mapping[str, str]
 
 
 def find_model(files: ZeroFiles, where: str) -> Model:
@@ -70,7 +73,7 @@ def find_model(files: ZeroFiles, where: str) -> Model:
     homes |= _untrained_weights(files, homes)
     homes |= follow_aliases(aliases, homes, first.file.where)
     others = _unnamed_state(first) if not files.optims else {}
-    return Model(_in_order(homes, first), tuple(copies), trained, others)
+    return Model(_in_order(homes, first), tuple(copies), trained, others, _groups_of(trained), aliases)
 
 
 def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -> dict[str, Trained]:
@@ -141,6 +144,13 @@ def _untrained_weights(files: ZeroFiles, known: Mapping[str, Home]) -> dict[str,
     for weights in files.experts:
         found |= {name: _whole(weights, name) for name in weights.tensors if name not in known}
     return found
+
+
+def _groups_of(trained: Mapping[str, Trained]) -> tuple[tuple[str, ...], ...]:
+    groups: dict[int, list[str]] = {}
+    for name, parameter in trained.items():
+        groups.setdefault(parameter.group, []).append(name)
+    return tuple(tuple(groups[index]) for index in sorted(groups))
 
 
 def _unnamed_state(states: ModelStates) -> dict[str, Home]:

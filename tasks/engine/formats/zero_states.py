@@ -174,6 +174,38 @@ def read_optim_states(found: FoundFile) -> OptimStates:
     return OptimStates(file, False, tuple(masters), slots, steps, counts, tuple(gaps), tuple(slices))
 
 
+def read_plain_fields(found: FoundFile) -> tuple[Mapping[str, object], list[object]]:
+    """Return what an optimizer file keeps of the run as a whole: numbers and texts, and the parameter groups' settings.
+
+    Args:
+        found: one rank's optimizer file.
+
+    Returns:
+        Plain fields by name, and one mapping of settings per group; tensors and the trainer's objects are left out.
+
+    Raises:
+        HostilePickleError: a class outside the closed list.
+        FormatError: damaged.
+    """
+    file, top = open_states(found)
+    held = _Taker(file, top)("optimizer_state_dict", _mapping) or {}
+    inner = held.get("optimizer_state_dict") or held.get("base_optimizer_state")
+    groups = inner.get("param_groups") if isinstance(inner, dict) else None
+    plain = {str(key): value for key, value in held.items() if _is_plain(value) and not isinstance(value, dict)}
+    settings = [{k: v for k, v in group.items() if _is_plain(v)} for group in groups or () if isinstance(group, dict)]
+    version = top.get("ds_version")
+    return ({"ds_version": version, **plain} if isinstance(version, str) else plain), list(settings)
+
+
+def _is_plain(value: object) -> bool:
+    # Numbers, texts and nests of them: what any pickle reader builds without a class.
+    if isinstance(value, dict):
+        return all(_is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def read_steps(found: FoundFile, num_groups: int) -> tuple[TorchFile, tuple[StoredTensor | int | None, ...]]:
     """Return the step counts that a universal checkpoint made from ZeRO-3 keeps beside the parameters.
 

@@ -5,39 +5,25 @@ them; a part of a row is a flat range of that row. So a range of a D-dim tensor 
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 from tasks.engine.tensors.region import Region
 
 
-def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
-    """Yield the boxes that a flat range is made of, in the vector's order.
+@lru_cache(maxsize=1 << 16)  # the layers of a model are cut alike, and so are the moments beside the weights
+def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> tuple[Region, ...]:
+    """Return the boxes that a flat range is made of.
 
     Args:
         shape: of the whole tensor.
         start: first element.
         stop: behind the last element.
 
-    Yields:
-        Boxes with at least one element; those of the whole range are the tensor itself.
+    Returns:
+        Boxes with at least one element, in the vector's order; that of the whole range is the tensor itself.
     """
-    if start >= stop:
-        return
-    if not shape:
-        yield Region((), ())
-        return
-    row_numel = prod(shape[1:])
-    if start % row_numel == 0 and stop % row_numel == 0:
-        first = start // row_numel
-        yield Region((first, *(0 for _ in shape[1:])), (stop // row_numel - first, *shape[1:]))
-        return
-    first, last = -(-start // row_numel), stop // row_numel  # the whole rows
-    if first > last:  # a part of one row
-        yield from _in_row(shape, last, start, stop)
-        return
-    yield from _in_row(shape, first - 1, start, first * row_numel)
-    yield from boxes_of_range(shape, first * row_numel, last * row_numel)
-    yield from _in_row(shape, last, last * row_numel, stop)
+    return tuple(_cut(shape, start, stop))
 
 
 def is_flat(region: Region, outer: Region) -> bool:
@@ -54,7 +40,24 @@ def is_flat(region: Region, outer: Region) -> bool:
     return region.shape[lead + 1 :] == outer.shape[lead + 1 :]
 
 
+def _cut(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
+    if start >= stop:
+        return
+    if not shape:
+        yield Region((), ())
+        return
+    row_numel = prod(shape[1:])
+    first, last = -(-start // row_numel), stop // row_numel  # the whole rows
+    if first > last:  # a part of one row
+        yield from _in_row(shape, last, start, stop)
+        return
+    yield from _in_row(shape, first - 1, start, first * row_numel)
+    if first < last:
+        yield Region((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
+    yield from _in_row(shape, last, last * row_numel, stop)
+
+
 def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Region]:
     base = row * prod(shape[1:])
-    for part in boxes_of_range(shape[1:], start - base, stop - base):
+    for part in _cut(shape[1:], start - base, stop - base):
         yield Region((row, *part.offset), (1, *part.shape))

@@ -105,7 +105,7 @@ def check_tiling(fqn: str, shape: Sequence[int], offsets: Ints, shapes: Ints, *,
     if outside.any():
         first = _box(starts, stops, int(outside.argmax()))
         raise CoverageError(f"{first.rows(shape)} lie outside shape {tuple(shape)}", where=fqn, remedy=remedy)
-    if _is_one_row_of_boxes(starts, stops, total):
+    if _is_one_row_of_boxes(starts, stops, total) or _are_flat_ranges(starts, stops, total):
         return
     fault = _find_fault(starts, stops, total)
     if fault is not None:
@@ -125,6 +125,21 @@ def _is_one_row_of_boxes(starts: Ints, stops: Ints, total: Ints) -> bool:
     order = np.argsort(starts[:, dim])
     lows, highs = starts[order, dim], stops[order, dim]
     return bool(lows[0] == 0 and highs[-1] == total[dim] and (lows[1:] == highs[:-1]).all())
+
+
+def _are_flat_ranges(starts: Ints, stops: Ints, total: Ints) -> bool:
+    # The other usual case: each box is one run of the tensor's elements in C order, and begins where the one before ends.
+    lengths, ndim = stops - starts, len(total)
+    if len(starts) == 0 or ndim == 0:
+        return False
+    leads = (((lengths[:, :d] == 1).all(axis=1)) & ((lengths[:, d + 1 :] == total[d + 1 :]).all(axis=1)) for d in range(ndim))
+    if not np.any(list(leads), axis=0).all():
+        return False
+    steps = np.concatenate([np.cumprod(total[:0:-1])[::-1], [1]]).astype(np.int64)
+    first, numel = starts @ steps, lengths.prod(axis=1)
+    order = np.argsort(first)
+    lows, highs = first[order], (first + numel)[order]
+    return bool(lows[0] == 0 and highs[-1] == total.prod() and (lows[1:] == highs[:-1]).all())
 
 
 def _find_fault(starts: Ints, stops: Ints, total: Ints) -> tuple[Region, int] | None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +109,7 @@ def verify_shared(files: tuple[FilePlan, ...], records: tuple[FileRecord, ...], 
     pieces = [piece for record in records for piece in record.pieces]
     if not pieces:
         return
-    verify_pieces(_recorded(files, source), pieces, partial(_read_crc, source))
+    verify_pieces(_recorded(files, source), pieces, source.read_crc)
 
 
 def _write_tensor(
@@ -164,12 +163,3 @@ def _recorded(files: Iterable[FilePlan], source: SourceBytes) -> set[RecordedCrc
                 if recorded is not None:
                     found.setdefault((recorded.path, recorded.start), recorded)
     return set(found.values())
-
-
-def _read_crc(source: SourceBytes, path: str, start: int, nbytes: int) -> int:
-    crc, buffer = 0, bytearray(CHUNK_NBYTES)
-    for at in range(0, nbytes, CHUNK_NBYTES):
-        view = memoryview(buffer)[: min(CHUNK_NBYTES, nbytes - at)]
-        source.files.read_into(path, start + at, view)
-        crc = crc32(view, crc)
-    return crc

@@ -25,6 +25,8 @@ from validators.expectation import ITEMSIZE
 COLUMN_BAND_NBYTES = 32 << 20
 COLUMN_BLOCK_NBYTES = 4 << 20
 
+CRC_NBYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -175,6 +177,24 @@ class SourceBytes:
             Raw values in the fragment's shape.
         """
         return self._read_box(fragment, fragment.region, [])
+
+    def read_crc(self, path: str, start: int, nbytes: int) -> int:
+        """Return the CRC32 of a range of a file, read in pieces.
+
+        Args:
+            path: the file.
+            start: first byte.
+            nbytes: how many.
+
+        Returns:
+            The checksum.
+        """
+        crc, buffer = 0, bytearray(CRC_NBYTES)
+        for at in range(0, nbytes, CRC_NBYTES):
+            view = memoryview(buffer)[: min(CRC_NBYTES, nbytes - at)]
+            self.files.read_into(path, start + at, view)
+            crc = crc32(view, crc)
+        return crc
 
     def _read_box(self, fragment: Fragment, inside: Region, pieces: list[CrcPiece]) -> Raw:
         payload = self.payload(fragment)

@@ -127,7 +127,7 @@ class Stage:
         shutil.rmtree(self.folder / _PROGRESS, ignore_errors=True)
         self._reached("checked")
         if durable:
-            _sync_tree(self.folder)
+            sync_tree(self.folder)
         self._reached("synced")
         manifest = sha256_of(self.folder / MANIFEST_NAME)
         marker = self.folder / MARKER_NAME
@@ -136,7 +136,7 @@ class Stage:
             _sync(marker)
             _sync(self.folder)
         self._reached("marked")
-        _rename_noreplace(self.folder, self.destination)
+        rename_noreplace(self.folder, self.destination)
         self._reached("renamed")
         if durable:
             _sync(self.destination.parent)
@@ -202,7 +202,12 @@ def _escape(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Wait until the disk has everything in a folder.
+
+    Args:
+        folder: with all it holds.
+    """
     for path in sorted(folder.rglob("*")):
         _sync(path)
     _sync(folder)
@@ -216,7 +221,17 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _rename_noreplace(source: Path, target: Path) -> None:
+def rename_noreplace(source: Path, target: Path) -> None:
+    """Rename a folder in one step, never onto something that exists.
+
+    Args:
+        source: the folder.
+        target: its new name, on the same file system.
+
+    Raises:
+        CommitError: the target exists.
+        OSError: the system refused.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
         return

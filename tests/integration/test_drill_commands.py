@@ -1,0 +1,79 @@
+"""The drill's commands as a user types them: exit codes, what is printed, and the flow inside Prefect."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.builders.trainer import write_run
+from tests.integration.test_command_line import run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("commanded") / "run"
+    write_run(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_record_drill_and_drills_go_together(root, tmp_path):
+    copy = Path(shutil.copytree(root, tmp_path / "run"))
+    recorded = run("record", copy, "--step", "6")
+    assert recorded.returncode == 0
+    assert recorded.stdout.startswith("recorded ")
+    again = run("record", copy, "--step", "6")
+    assert (again.returncode, "is recorded already" in again.stderr) == (2, True)
+    green = run("drill", copy, "--runs", tmp_path / "runs", "--junit", tmp_path / "drill.xml")
+    assert green.returncode == 0, green.stderr
+    assert "restorable, " in green.stdout
+    assert "mapping" not in green.stdout
+    assert "<testsuite" in (tmp_path / "drill.xml").read_text()
+    (copy / "step-6" / ".metadata").unlink()
+    (copy / "step-3" / ".metadata").unlink()
+    red = run("drill", copy, "--runs", tmp_path / "runs", "--json")
+    assert red.returncode == 1, red.stderr
+    assert json.loads(red.stdout)["green"] is False
+    listed = run("drills", copy, "--runs", tmp_path / "runs").stdout.splitlines()
+    assert ["green" in listed[0], "red" in listed[1]] == [True, True]
+    assert "commit.none-complete" in listed[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--level", "D2", "--resume", "a:b"], "level D3"),
+        (["--resume", "nonsense"], "--resume"),
+        (["--goals", "absent.yaml"], "is not a file"),
+        (["--steps", "1"], "--steps"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(root, tmp_path, arguments, told):
+    refused = run("drill", root, "--runs", tmp_path / "runs", *arguments, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert told in refused.stderr
+
+
+def test_inspect_answers_the_checklist_and_knows_of_the_last_drill(root, tmp_path):
+    shown = run("inspect", root, cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "Is it full or model-only?  full" in shown.stdout
+    assert "never, as far as is known" in shown.stdout
+    machine = json.loads(run("inspect", root, "--json", cwd=tmp_path).stdout)
+    assert len(machine["readiness"]) == 10
+    assert {part["name"]: part["presence"] for part in machine["inventory"]}["random numbers"] == "present"
+
+
+@pytest.mark.slow
+def test_the_flow_shows_its_checks_in_prefect(root, tmp_path, prefect_server):
+    from prefect.client.orchestration import get_client
+
+    from flows.drill_requests import DrillRequest
+    from flows.restore_drill import restore_drill
+
+    page = restore_drill(DrillRequest(root=root, runs=tmp_path / "runs"))
+    assert Path(page).is_file()
+    with get_client(sync_client=True) as client:
+        keys = {artifact.key for artifact in client.read_artifacts(limit=200)}
+    assert {"check-commit", "check-consistency", "report", "findings"} <= keys

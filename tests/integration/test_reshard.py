@@ -1,0 +1,103 @@
+"""ZeRO saves written as universal checkpoints: what DeepSpeed's loader would find in the files, by torch alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flows.reshard_command import write_checkpoint
+from reports.errors import FormatError, ReleaseError, RequestError
+from tests.builders.hf import write_shards
+from tests.builders.universal import write_universal
+from tests.builders.zero import SLOTS, Zero, example, write_zero
+from tests.builders.zero_parallel import EXPERT, write_experts
+
+
+def _load(path: Path) -> object:
+    return torch.load(path, weights_only=True)
+
+
+def _values(held: object, stage: int) -> torch.Tensor:
+    # ZeRO-1 and -2 load a dict with the tensor in its shape, ZeRO-3 a flat tensor.
+    if stage == 3:
+        assert isinstance(held, torch.Tensor)
+        assert held.ndim == 1
+        return held
+    assert isinstance(held, dict)
+    assert held["cat_dim"] == 0
+    return held["param"]
+
+
+@pytest.mark.parametrize("int_steps", [False, True])
+@pytest.mark.parametrize(("stage", "world"), [(1, 3), (2, 2), (3, 1), (3, 4)])
+def test_every_parameter_has_its_values_moments_and_step(tmp_path, stage, world, int_steps):
+    save = example(stage, world, int_steps=int_steps)
+    write_zero(tmp_path / "ckpt", save)
+    made = write_checkpoint(tmp_path / "ckpt", tmp_path / "out")
+    assert (made / "latest_universal").read_text() == "global_step4_universal"
+    zero = made / "global_step4_universal/zero"
+    for name, master in save.masters.items():
+        assert torch.equal(_values(_load(zero / name / "fp32.pt"), stage).reshape(master.shape), master)
+        for slot in SLOTS:
+            assert torch.equal(_values(_load(zero / name / f"{slot}.pt"), stage).reshape(master.shape), save.moment(slot, name))
+        assert _load(zero / name / "step.pt") == 4
+    frozen = save.frozen["adapter.weight"].to(save.dtype).float()
+    assert torch.equal(_values(_load(zero / "adapter.weight/fp32.pt"), stage).reshape(3, 3), frozen)
+    common = _load(zero / "optimizer_state.pt")
+    assert isinstance(common, dict)
+    assert (common["ds_version"], common["param_groups"][0]["lr"]) == ("0.19.8", 0.1)
+    if stage == 3:
+        assert common["optimizer_state_dict"]["state"][0]["step"] == 4
+
+
+def test_the_model_states_are_copied_byte_for_byte(tmp_path):
+    folder = write_zero(tmp_path / "ckpt", example(3, 2))
+    made = write_checkpoint(tmp_path / "ckpt", tmp_path / "out") / "global_step4_universal"
+    copied = [path for path in sorted(folder.iterdir()) if path.name.endswith("_model_states.pt")]
+    assert len(copied) == 2
+    assert all((made / path.name).read_bytes() == path.read_bytes() for path in copied)
+    assert not list(made.glob("*optim_states.pt"))
+
+
+def test_what_deepspeeds_own_tool_writes_is_written_alike(tmp_path):
+    save = example(2, 2)
+    write_zero(tmp_path / "ckpt", save)
+    theirs = write_universal(tmp_path / "theirs", save) / "zero"
+    ours = write_checkpoint(tmp_path / "ckpt", tmp_path / "out") / "global_step4_universal/zero"
+    lacking = {path.relative_to(theirs) for path in theirs.rglob("*.pt")} - {path.relative_to(ours) for path in ours.rglob("*.pt")}
+    assert {path.parts[0] for path in lacking} == {"scale", "count"}  # buffers, which the model states have
+
+
+def test_experts_have_folders_of_their_own(tmp_path):
+    experts = [torch.randn(3, 5) for _ in range(4)]
+    write_experts(tmp_path / "ckpt", Zero({"embed.weight": torch.randn(7, 3)}, 2, 4), experts, ep_degree=2)
+    zero = write_checkpoint(tmp_path / "ckpt", tmp_path / "out") / "global_step4_universal/zero"
+    for number, value in enumerate(experts):
+        assert torch.equal(_values(_load(zero / EXPERT.format(number) / "fp32.pt"), 2), value)
+
+
+def test_a_damaged_master_is_found_and_nothing_is_left(tmp_path):
+    save = example(2, 2)
+    folder = write_zero(tmp_path / "ckpt", save)
+    path = folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    content = bytearray(path.read_bytes())
+    content[content.index(save.masters["layers.0.up.weight"].numpy().tobytes()[-8:])] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ReleaseError, match="CRC32"):
+        write_checkpoint(tmp_path / "ckpt", tmp_path / "out")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ckpt"]
+
+
+def test_what_cannot_be_written_is_refused(tmp_path):
+    write_zero(tmp_path / "ckpt", example(2, 2))
+    write_zero(tmp_path / "plain", Zero({"a": torch.ones(2)}, stage=0))
+    write_shards(tmp_path / "hf")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(RequestError, match="exists already"):
+        write_checkpoint(tmp_path / "ckpt", tmp_path / "taken")
+    with pytest.raises(RequestError, match="lies inside the checkpoint"):
+        write_checkpoint(tmp_path / "ckpt", tmp_path / "ckpt/universal")
+    with pytest.raises(FormatError, match="is of format hf"):
+        write_checkpoint(tmp_path / "hf", tmp_path / "out")
+    with pytest.raises(FormatError, match="no optimizer files"):
+        write_checkpoint(tmp_path / "plain", tmp_path / "out")
