@@ -89,6 +89,7 @@ class MegatronReader(CheckpointReader):
             replicas += copies
         states = [read_optimizer(file, source, inner) for file in ranks.files]
         state_tensors = dict(self._add_state(builder, ranks, where, states))
+        found = {file.name: file for file in (*(file.found for file in ranks.files), *(state.file.found for state in states))}
         first = ranks.files[0]
         step = first.rest.get("iteration")
         return Catalog(
@@ -98,8 +99,8 @@ class MegatronReader(CheckpointReader):
             MappingProxyType(tensors),
             builder.build(),
             tuple(state_items(ranks)),
-            digest_files([file.archive.read("data.pkl") for file in ranks.files], [file.found for file in ranks.files]),
-            sum(file.found.nbytes for file in ranks.files),
+            digest_files([file.archive.read("data.pkl") for file in ranks.files], found.values()),
+            sum(file.nbytes for file in found.values()),
             tuple(replicas),
             (*source.notes, *tracker_notes(source.path / inner, step), *_state_notes(states)),
             MappingProxyType(state_tensors),

@@ -95,6 +95,8 @@ def _numbered(optimizers: Sequence[object], file: RankFile, params: Sequence[Key
         for place, group in enumerate(map(_dict, groups if isinstance(groups, list) else [])):
             keys = [key for key in params if _is_in(group, key, file)]
             numbers = group.get("params")
+            if numbers is None and keys:
+                raise _UnfitError(f"{file.folder} has no {DISTRIBUTED_FILE}, where its optimizer's tensors are")
             if not isinstance(numbers, list) or len(numbers) != len(keys):
                 raise _UnfitError(f"parameter group {place} does not have the {len(keys)} parameters that names put into it")
             for key, number in zip(keys, numbers, strict=True):

@@ -75,6 +75,16 @@ def test_a_flat_vector_of_another_length_is_listed_and_noted(tmp_path):
     assert "a flat vector of" in catalog.notes[0]
 
 
+def test_a_distributed_optimizer_without_its_file_is_noted(tmp_path):
+    write_legacy(tmp_path, Model(dtype=BF16), Grid(tp=2), optimizer="distributed")
+    whole = open_checkpoint(tmp_path).catalog()
+    (tmp_path / "mp_rank_01" / "distrib_optim.pt").unlink()
+    catalog = open_checkpoint(tmp_path).catalog()
+    assert catalog.state_tensors == {}
+    assert "mp_rank_01 has no distrib_optim.pt" in catalog.notes[0]
+    assert (catalog.digest == whole.digest, catalog.files_nbytes < whole.files_nbytes) == (False, True)
+
+
 def test_steps_of_parameter_groups_are_counters(tmp_path):
     write_legacy(tmp_path, Model(dtype=BF16), Grid(), optimizer="distributed")
     state = {item.fqn: item.value for item in open_checkpoint(tmp_path).catalog().state}
