@@ -97,6 +97,7 @@ DIMS: Mapping[str, Sequence[_DimRow]] = MappingProxyType(
         "mistral": _LLAMA,
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
+        "qwen2_moe": (*_LLAMA, *_QWEN_MOE),
         "qwen3_moe": (*_LLAMA, *_QWEN_MOE),
         "mixtral": (*_LLAMA, *_MIXTRAL),
         "deepseek_v3": (*_LLAMA[:2], *_LLAMA[-3:], *_QWEN_MOE),

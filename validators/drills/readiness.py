@@ -20,6 +20,7 @@ SHARDING_METADATA: Mapping[str, str] = MappingProxyType(
         "zero": "the model states' file: parameter shapes and partitions; `latest` names the save",
         "universal": "one folder per parameter: tensors are whole",
         "megatron": "the arguments in every rank's file; latest_checkpointed_iteration.txt names the save",
+        "megatron_dist": ".metadata, which is written last; latest_checkpointed_iteration.txt names the save",
         "hf": "nowhere: tensors are whole; the index names their files",
     }
 )
@@ -30,7 +31,8 @@ RESHARDABLE: Mapping[str, str] = MappingProxyType(
         "dcp_hf": "tensors, by torch's loader; there is no training state",
         "zero": "not as it is: convert it to a universal checkpoint first",
         "universal": "yes, by DeepSpeed's universal loader",
-        "megatron": "not in the legacy format, except for its distributed optimizer's fully reshardable one",
+        "megatron": "at the same tp, pp, vpp and ep, at any dp: the legacy format is not resharded",
+        "megatron_dist": "yes, by Megatron's loader; an optimizer that is dp_reshardable only at the same tp, pp and ep",
         "hf": "weights are whole; the optimizer's state is the trainer's",
         "fsdp1_ranks": "no: one file per rank; merge it first",
     }
