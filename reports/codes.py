@@ -24,6 +24,7 @@ _MAPPING = "The weights are not where the model looks for them: check --family a
 
 _FILES: dict[str, Code] = {
     "files.none": Code("the folder holds no weight file", _EXPORT_AGAIN),
+    "files.no-config": Code("no config.json: no loader knows what the weights are", _CONFIG),
     "files.malformed": Code("a file cannot be parsed", _EXPORT_AGAIN),
     "files.zero-length": Code("a file has no bytes", "Look for a full disk or a broken upload; export again."),
     "files.truncated": Code("a weight file ends before its last tensor", "Look for a full disk or a broken upload; export again."),

@@ -9,6 +9,7 @@ _REFERENCE = "Use the reference's, or name the reference this model was trained 
 _MEANT = "Look whether the change was meant."
 
 _CONFIG_DRIFT: dict[str, Code] = {
+    "config_drift.absent": Code("no config, where the reference has one", _REFERENCE),
     "config_drift.architecture": Code("another architecture than the reference's", _REFERENCE),
     "config_drift.dims": Code("a number that sizes the model is not the reference's", _REFERENCE),
     "config_drift.rope": Code("positions are rotated otherwise than in the reference", _REFERENCE),
@@ -24,6 +25,7 @@ _CONFIG_DRIFT: dict[str, Code] = {
 }
 
 _TOKENIZER_DRIFT: dict[str, Code] = {
+    "tokenizer_drift.absent": Code("no tokenizer, where the reference has one", _REFERENCE),
     "tokenizer_drift.unreadable": Code("the release's tokenizer or the reference's does not load", _REFERENCE),
     "tokenizer_drift.ids": Code("tokens have other ids than in the reference", _REFERENCE),
     "tokenizer_drift.lost": Code("tokens of the reference are absent", _REFERENCE),
@@ -31,6 +33,8 @@ _TOKENIZER_DRIFT: dict[str, Code] = {
     "tokenizer_drift.special": Code("a special token is not the reference's", _REFERENCE),
     "tokenizer_drift.padding": Code("the padding token is not the reference's", _MEANT, "warning"),
     "tokenizer_drift.encoding": Code("a text becomes other ids than with the reference", _REFERENCE),
+    "tokenizer_drift.decoding": Code("ids are read as another text than with the reference", _REFERENCE),
+    "tokenizer_drift.setting": Code("another setting than the reference's", _MEANT, "warning"),
     "tokenizer_drift.chat-template": Code("a conversation is written otherwise than with the reference", _REFERENCE),
 }
 

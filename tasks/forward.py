@@ -343,11 +343,13 @@ def _nbytes(folder: Path, dtype: torch.dtype) -> int:
 @contextmanager
 def _as_forward_error(folder: Path) -> Iterator[None]:
     # What transformers raises for folders it does not like; anything else is a bug, here or there.
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
+    ours = (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, ImportError)
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, ImportError, SafetensorError) as error:
+    except (*ours, SafetensorError, StrictDataclassError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ForwardError(f"transformers refuses it: {reason}", where=str(folder)) from error
 

@@ -1,5 +1,6 @@
 """What a finished folder of weights shows: what its config implies, its digests, its values, its logits against recorded ones."""
 
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.errors import ShapeError
+from reports.errors import ShapeError, name_some
 from tasks.engine.planning.choose import NONE, choose_family
 from tasks.forward import ForwardError
 from tasks.handover import Compared, Described
@@ -18,6 +19,9 @@ from validators.expectation import Expectation, expectation_from_json, expectati
 from validators.quantized_names import expect_stored
 from validators.release import Release, open_release, sha256_of
 from validators.shapes import whole_tensors
+
+# Classes with a head over the vocabulary; others hold other names.
+_IS_CAUSAL = re.compile(r"CausalLM|LMHead|ConditionalGeneration")
 
 
 @task(name="describe release", cache_policy=NO_CACHE)
@@ -47,7 +51,10 @@ def describe_release(folder: Path, family: str, run_folder: Path) -> Described:
         nbytes[tensor.dtype] += tensor.stop - tensor.start
     dtype = max(sorted(nbytes), key=lambda code: nbytes[code], default="")
     holds_head = expected is not None and expected.head in stored
-    return Described(folder, path, reason, dtype, holds_head, bool(release.config), sum(file.nbytes for file in release.files))
+    nbytes_all = sum(file.nbytes for file in release.files)
+    may = expected.may_keep_fp32 if expected else frozenset()
+    kept = tuple(sorted(name for name in may if name in stored and stored[name].dtype == "F32"))
+    return Described(folder, path, reason, dtype, holds_head, bool(release.config), nbytes_all, kept)
 
 
 def _expect(release: Release, folder: Path, family: str, stored: frozenset[str]) -> tuple[Expectation | None, str]:
@@ -55,6 +62,9 @@ def _expect(release: Release, folder: Path, family: str, stored: frozenset[str])
         return None, "--family none"
     if not release.config:
         return None, "no config.json"
+    classes = release.config.get("architectures")
+    if isinstance(classes, list) and classes and not any(_IS_CAUSAL.search(str(name)) for name in classes):
+        return None, f"{name_some(map(str, classes))} is no causal language model"
     try:
         choice = choose_family(family, release.config, keep_tied_head=False, describe=lambda _: describe_unknown(folder))
         if choice.family is None or choice.dims is None or choice.expected is None:

@@ -40,7 +40,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder."""
+    """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder; `keep` are
+    released names that a cast leaves alone, beside the family's.
+    """
 
     assets: Path | None
     family: str
@@ -48,6 +50,7 @@ class ModelRequest:
     drops: tuple[tuple[str, str], ...]
     keep_tied_head: bool
     max_file_bytes: int
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Described:
     """A finished folder of weights, before a tensor byte is read.
 
     `expected` is a stored Expectation, None where `reason` says why there is none. `dtype` is the safetensors code of most of its values,
-    "" where nothing is stored; `holds_head` whether the head is stored; `has_config` whether a forward could be tried.
+    "" where nothing is stored; `holds_head` whether the head is stored; `has_config` whether a forward could be tried; `kept` are the
+    tensors left in fp32 that may be.
     """
 
     folder: Path
@@ -87,6 +91,7 @@ class Described:
     holds_head: bool
     has_config: bool
     nbytes: int
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,14 @@ def describe_unknown(assets: Path | None) -> Expectation:
 
 def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:
     return PlanRequest(
-        choice.family, choice.dims, choice.expected, request.dtype, request.drops, request.keep_tied_head, request.max_file_bytes
+        choice.family,
+        choice.dims,
+        choice.expected,
+        request.dtype,
+        request.drops,
+        request.keep_tied_head,
+        request.max_file_bytes,
+        request.keep,
     )
 
 

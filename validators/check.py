@@ -161,6 +161,18 @@ def attempt(call: Callable[[], T]) -> T | Exception:
         return error
 
 
+def first_line(said: object) -> str:
+    """Return how an error or a text begins: libraries answer with paragraphs.
+
+    Args:
+        said: an exception or anything printable.
+
+    Returns:
+        Its first line, at most MAX_REASON_LENGTH characters.
+    """
+    return next(iter(str(said).strip().splitlines()), type(said).__name__)[:MAX_REASON_LENGTH]
+
+
 def judge(code: str, where: str, *, right: bool, expected: str, found: str) -> Judgement:
     """Return one judgement, so that a check can count what it judged.
 

@@ -201,8 +201,14 @@ def read_field(config: Config, *spellings: str) -> object:
 
 
 def _whole(config: Config, field: str) -> int:
-    value = read_field(config, *SPELLINGS[field])
+    value = read_field(config, *_READ.get(str(config.get("model_type")), SPELLINGS).get(field, SPELLINGS[field]))
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+# Where a model reads fewer spellings than there are: fields it does not know may say anything.
+_READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"gpt2": {"intermediate": ("n_inner",), "kv_heads": ("n_head",), "head_dim": ()}}
+)
 
 
 def _dims(config: Config) -> _Dims:

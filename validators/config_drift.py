@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from reports.codes import finding
 from validators.check import Check, Judgement, Outcome, judge
 from validators.config import SPELLINGS, read_field
 from validators.expectation import Evidence
@@ -88,7 +89,7 @@ def examine(evidence: Evidence) -> Outcome:
     """Hold the release's config and generation config against the reference's.
 
     Args:
-        evidence: a release with a config, and a reference.
+        evidence: a release, and a reference with a config.
 
     Returns:
         Findings, and the number of judgements made.
@@ -96,6 +97,8 @@ def examine(evidence: Evidence) -> Outcome:
     reference = evidence.reference
     assert reference is not None
     ours, theirs = evidence.release.config, reference.config
+    if not ours:
+        return Outcome((finding("config_drift.absent", "config.json", expected="one, as the reference has", found="none"),), 1)
     judgements = [
         *(_judge_field(row, ours, theirs, reference.defaults) for row in FIELDS),
         *_judge_derived(ours, theirs),
@@ -118,7 +121,9 @@ def _judge_field(row: _Field, ours: Config, theirs: Config, defaults: Config) ->
 def _read(row: _Field, config: Config, defaults: Config) -> object:
     # What a loader takes the field for: as said, else as the model's class has it, else what its absence means everywhere.
     said = read_field(config, *row.spellings)
-    if said is not None:
+    text = config.get("text_config")
+    levels = (config, text if isinstance(text, Mapping) else {})
+    if said is not None or any(name in level for level in levels for name in row.spellings):  # null is said too
         return said
     spelled = [name for name in row.spellings if name in defaults]
     return defaults[spelled[0]] if spelled else row.absent
@@ -199,4 +204,4 @@ def _say(value: object) -> str:
     return "not said" if value is None or value == UNKNOWN else f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-CHECK = Check("config_drift", ("config", "reference_config"), examine)
+CHECK = Check("config_drift", ("folder", "reference_config"), examine)

@@ -73,8 +73,9 @@ class Expectation:
 
     `shapes` says nothing of dtypes (those follow the request). `tied` lists (kept, alias) name pairs that are one tensor when
     `is_tied`. `embedding` names the token embedding, (vocab, hidden); `head` the output projection. `keep_fp32` are the names whose
-    dtype a cast leaves alone. `quantized` are the shapes of weights that are stored in parts, by the weight's own name; `shapes` has the
-    parts, and the other fields name the part with the values.
+    dtype a cast leaves alone, `may_keep_fp32` those that a release may hold in fp32 whatever it was cast to. `quantized` are the shapes
+    of weights that are stored in parts, by the weight's own name; `shapes` has the parts, and the other fields name the part with the
+    values.
     """
 
     family: str
@@ -85,6 +86,7 @@ class Expectation:
     embedding: str = ""
     head: str = ""
     keep_fp32: frozenset[str] = frozenset()
+    may_keep_fp32: frozenset[str] = frozenset()
     quantized: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

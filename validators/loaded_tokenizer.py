@@ -1,64 +1,75 @@
 """A tokenizer as transformers loads it, for what its files do not say by themselves: rendered chats, encoded texts. No check of its own.
 
-The folder's code is never run. transformers is imported only when one of these functions is called.
+The folder's code is never run. transformers is imported only when a tokenizer is opened.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, cast
 
 Message = Mapping[str, str]
 
 
-class _Tokenizer(Protocol):
+class _Library(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
     def encode(self, text: str) -> list[int]: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
     def apply_chat_template(self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> str: ...
 
 
-@lru_cache(maxsize=2)  # a release and its reference
-def _load(folder: Path) -> _Tokenizer:
-    from transformers import AutoTokenizer
-
-    return cast("_Tokenizer", AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
-
-
-def list_ids(folder: Path) -> Mapping[str, int]:
-    """Return every token's id.
+class LoadedTokenizer:
+    """A tokenizer as its folder has it now.
 
     Args:
-        folder: the tokenizer's.
+        folder: its files.
 
-    Returns:
-        Token to id, added tokens included.
+    Raises:
+        Exception: whatever the library raises for files it does not like.
     """
-    return _load(folder).get_vocab()
 
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
 
-def encode(folder: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids that texts become, special tokens included as the tokenizer adds them.
+        self._library = cast("_Library", AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
 
-    Args:
-        folder: the tokenizer's.
-        texts: any texts.
+    def ids(self) -> Mapping[str, int]:
+        """Return every token's id.
 
-    Returns:
-        Ids per text.
-    """
-    tokenizer = _load(folder)
-    return [tokenizer.encode(text) for text in texts]
+        Returns:
+            Token to id, added tokens included.
+        """
+        return self._library.get_vocab()
 
+    def encode(self, text: str) -> list[int]:
+        """Return the ids that a text becomes, special tokens included as the tokenizer adds them.
 
-def render_chat(folder: Path, messages: Sequence[Message], *, asks: bool = False) -> str:
-    """Return a conversation as the chat template writes it.
+        Args:
+            text: any text.
 
-    Args:
-        folder: the tokenizer's.
-        messages: each with `role` and `content`.
-        asks: whether the model's answer is asked for (the generation prompt).
+        Returns:
+            Its ids.
+        """
+        return self._library.encode(text)
 
-    Returns:
-        The text.
-    """
-    return str(_load(folder).apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks))
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return what a user sees of ids: their text without special tokens.
+
+        Args:
+            ids: of this tokenizer.
+
+        Returns:
+            The text.
+        """
+        return self._library.decode(list(ids), skip_special_tokens=True)
+
+    def render_chat(self, messages: Sequence[Message], *, asks: bool = False) -> str:
+        """Return a conversation as the chat template writes it.
+
+        Args:
+            messages: each with `role` and `content`.
+            asks: whether the model's answer is asked for (the generation prompt).
+
+        Returns:
+            The text.
+        """
+        return str(self._library.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks))

@@ -177,6 +177,8 @@ def keys_twice(path: Path) -> tuple[str, ...]:
     Returns:
         Keys, as often as they are repeated somewhere.
     """
+    if not path.is_file():  # a pipe would be waited for
+        return ()
     twice: list[str] = []
     try:
         json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(pairs, twice))

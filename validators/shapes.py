@@ -91,13 +91,16 @@ def _judge_shape(tensor: StoredTensor, expected: Expectation) -> Iterator[Findin
 
 @dataclass(frozen=True, slots=True)
 class _DtypeRule:
-    """What decides a tensor's dtype. `asked` is the request, `planned` and `encodings` the plan by name, `common` the fallback."""
+    """What decides a tensor's dtype. `asked` is the request, `planned` and `encodings` the plan by name, `common` the fallback.
+    `kept` are names that a cast leaves alone, `free` those that may be in fp32 whatever was asked.
+    """
 
     asked: str
     planned: Mapping[str, str]
     encodings: Mapping[str, str]
     common: str
     kept: frozenset[str]
+    free: frozenset[str]
 
     @classmethod
     def of(cls, evidence: Evidence, stored: list[StoredTensor]) -> "_DtypeRule":
@@ -107,7 +110,8 @@ class _DtypeRule:
             planned = dict(zip(evidence.plan["name"], evidence.plan["dtype"], strict=True))
             encodings = dict(zip(evidence.plan["name"], evidence.plan["encoding"], strict=True))
         kept = evidence.expected.keep_fp32 if evidence.expected else frozenset()
-        return cls(evidence.dtype, planned, encodings, main_dtype(stored), kept)
+        free = evidence.expected.may_keep_fp32 if evidence.expected else frozenset[str]()
+        return cls(evidence.dtype, planned, encodings, main_dtype(stored), kept, free)
 
 
 def _judge_dtypes(stored: list[StoredTensor], rule: _DtypeRule) -> Iterator[Finding]:
@@ -118,6 +122,8 @@ def _judge_dtypes(stored: list[StoredTensor], rule: _DtypeRule) -> Iterator[Find
         want = rule.planned.get(tensor.name)
         if want is not None and tensor.dtype != want:
             yield finding("shapes.dtype", tensor.name, expected=f"{want} (planned)", found=tensor.dtype)
+        elif tensor.dtype == "F32" and tensor.name in rule.free:
+            continue  # as other writers leave it
         elif tensor.dtype not in FLOATS or is_kept:
             if is_kept and want is None and tensor.dtype not in {"F32", rule.asked or rule.common}:
                 yield finding("shapes.dtype", tensor.name, expected="F32 (kept)", found=tensor.dtype)

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from reports.codes import finding
 from reports.errors import name_some
 from reports.model import Measure
-from validators.check import Check, Judgement, Outcome, attempt, judge
+from validators.check import Check, Judgement, Outcome, attempt, first_line, judge
 from validators.config import read_field
 from validators.expectation import Evidence
-from validators.loaded_tokenizer import render_chat
+from validators.loaded_tokenizer import LoadedTokenizer
 from validators.policy import UNSET_LENGTH
 from validators.token_files import content_of, judge_token_files
 from validators.vocabulary import parse_object, read_vocabulary
@@ -63,7 +63,7 @@ def examine(evidence: Evidence) -> Outcome:
     assert folder is not None
     parsed = attempt(lambda: (_load(folder), tuple(judge_token_files(folder))))
     if isinstance(parsed, Exception):
-        return Outcome((finding("tokenizer.unreadable", str(folder.name), expected="a tokenizer that loads", found=f"{parsed}"),), 1)
+        return Outcome((finding("tokenizer.unreadable", str(folder.name), expected="a tokenizer that loads", found=first_line(parsed)),), 1)
     loaded, agreements = parsed
     rows = _embedding_rows(evidence)
     judgements = [
@@ -157,9 +157,10 @@ def _judge_template(loaded: _Tokenizer, *, is_written: bool) -> Iterator[Judgeme
         where, right = "chat_template.jinja", bool(loaded.template)
         yield judge("tokenizer.chat-template-lost", where, right=right, expected="a chat template", found=found)
     if loaded.template and is_written:
-        rendered = attempt(lambda: render_chat(loaded.folder, _GREETING))
+        rendered = attempt(lambda: LoadedTokenizer(loaded.folder).render_chat(_GREETING))
         right = not isinstance(rendered, Exception) and bool(rendered)
-        yield judge("tokenizer.chat-template-broken", "chat_template", right=right, expected="renders one message", found=f"{rendered}")
+        found = first_line(rendered)
+        yield judge("tokenizer.chat-template-broken", "chat_template", right=right, expected="renders one message", found=found)
 
 
 CHECK = Check("tokenizer", ("tokenizer",), examine)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from reports.errors import FormatError
-from validators.loaded_tokenizer import list_ids
+from validators.loaded_tokenizer import LoadedTokenizer
 
 Ids = Mapping[str, int]
 _BYTES, _VARINT, _FIXED64, _FIXED32 = 2, 0, 1, 5  # protobuf wire types
@@ -90,7 +90,7 @@ def _first_vocabulary(folder: Path) -> Ids:
     for name, parse in PARSERS.items():
         if (folder / name).is_file():
             return parse(folder / name)
-    return list_ids(folder)
+    return LoadedTokenizer(folder).ids()
 
 
 def _of_tokenizer_json(path: Path) -> Ids:

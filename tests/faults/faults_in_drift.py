@@ -10,6 +10,7 @@ from tests.faults.faults_in_structure import config, generation, set_rope, token
 from tests.faults.faults_in_weights import DOWN, EMBEDDING, UP, leave, tensors
 from tests.faults.planting import Fault
 
+TRUNCATION = {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -69,7 +70,23 @@ def scale(part: str, factor: float) -> Callable[[Tensors], None]:
     return lambda held: held.update({name: t * factor for name, t in held.items() if part in name})
 
 
+def set_section(**sections: object) -> Callable[[Path], None]:
+    """Return a planter that sets parts of tokenizer.json."""
+    return lambda folder: set_fields(folder / "tokenizer.json", **sections)
+
+
+def make_ordinary(folder: Path) -> None:
+    """Let the token that ends a turn be one that users see."""
+    edit_json(folder / "tokenizer.json", lambda value: [t.update(special=False) for t in value["added_tokens"] if "im_end" in t["content"]])
+
+
+def lose_tokenizer(folder: Path) -> None:
+    for path in [*folder.glob("tokenizer*"), *folder.glob("special_tokens_map.json")]:
+        path.unlink()
+
+
 CONFIG = (
+    Fault("config_lost_beside_a_reference", "dense", "config_drift.absent", lambda folder: (folder / "config.json").unlink()),
     Fault("architecture_of_a_sister_model", "tied", "config_drift.architecture", config(architectures=["Qwen2Model"])),
     Fault("fewer_shared_experts", "router_bias", "config_drift.dims", config(n_shared_experts=2)),
     Fault("head_dim_lost", "router_bias", "config_drift.dims", config(v_head_dim=16)),
@@ -105,6 +122,12 @@ TOKENIZER = (
     ),  # 66
     Fault("chat_with_spaces", "moe", "tokenizer_drift.chat-template", rewrite_template(lambda t: t.replace("{% endfor", " {% endfor"))),
     Fault("chat_template_left_out", "dense", "tokenizer_drift.chat-template", lambda folder: (folder / "chat_template.jinja").unlink()),
+    Fault("tokenizer_lost", "dense", "tokenizer_drift.absent", lose_tokenizer),
+    Fault("turn_end_shown_to_users", "dense", "tokenizer_drift.decoding", make_ordinary),
+    Fault("texts_cut_short", "dense", "tokenizer_drift.setting", set_section(truncation=TRUNCATION)),
+    Fault(
+        "padding_other_side", "dense", "tokenizer_drift.setting", tokenizer(padding_side="left"), prepare=tokenizer(padding_side="right")
+    ),
     Fault(
         "tokenizer_of_reference_damaged",
         "dense",

@@ -151,7 +151,14 @@ def fuse_experts(tensors: Tensors) -> None:
         tensors[f"{prefix}gate_up_proj"], tensors[f"{prefix}down_proj"] = torch.stack(gate_up), torch.stack(down)
 
 
+def replace_config_by_folder(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+
+
 FAULTS = (
+    Fault("config_absent", "dense", "files.no-config", lambda folder: (folder / "config.json").unlink()),
+    Fault("config_is_a_folder", "dense", "files.no-config", replace_config_by_folder),
     Fault("weights_absent", "dense", "files.none", remove_weights),
     Fault("header_garbage", "dense", "files.malformed", overwrite_header_length),
     Fault("index_not_json", "dense", "files.malformed", lambda folder: (folder / INDEX).write_text("{")),

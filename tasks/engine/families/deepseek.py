@@ -65,4 +65,5 @@ DEEPSEEK_V3 = Family(
     ),
     experts=ExpertNames(_ROUTER.name, tuple(row.name for row in _EXPERTS)),
     keep_fp32=("*.mlp.gate.e_score_correction_bias",),
+    may_keep_fp32=("*.mlp.gate.weight",),  # transformers does; the published weights do not
 )

@@ -60,6 +60,7 @@ class Family:
     config: ConfigKeys = ConfigKeys()
     experts: ExpertNames | None = None
     keep_fp32: tuple[str, ...] = ()
+    may_keep_fp32: tuple[str, ...] = ()  # that other writers leave in fp32 as well; a release may
 
     def dims(self, config: Config) -> Dims:
         """Return the model's sizes.
@@ -89,9 +90,20 @@ class Family:
         shapes = {name: tuple(dims.size(d) for d in row.shape) for row, name in _expand(self.rows, dims)}
         if dims.is_tied and not keep_tied_head:
             shapes.pop(self.head, None)
-        keep = frozenset(name for name in shapes for pattern in self.keep_fp32 if fnmatchcase(name, pattern))
+        keep, may_keep = (
+            frozenset(name for name in shapes for pattern in patterns if fnmatchcase(name, pattern))
+            for patterns in (self.keep_fp32, self.may_keep_fp32)
+        )
         return Expectation(
-            self.name, shapes, dims.is_tied, ((self.embedding, self.head),), self._groups(dims), self.embedding, self.head, keep
+            self.name,
+            shapes,
+            dims.is_tied,
+            ((self.embedding, self.head),),
+            self._groups(dims),
+            self.embedding,
+            self.head,
+            keep,
+            may_keep_fp32=may_keep,
         )
 
     def _groups(self, dims: Dims) -> tuple[ExpertGroup, ...]:

@@ -74,6 +74,7 @@ GPT2 = Family(
             "hidden": "n_embd",
             "num_layers": "n_layer",
             "num_heads": "n_head",
+            "num_kv_heads": "n_head",  # a config may hold Llama's keys too; nothing reads them
             "intermediate": "n_inner",
             "positions": "n_positions",
         },

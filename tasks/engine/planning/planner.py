@@ -23,7 +23,7 @@ DEFAULT_MAX_FILE_BYTES = 5_000_000_000  # huggingface-hub's "5GB"
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """What a plan is asked for. Without `expected`, names stay as they are (`--family none`); without `family`, the names are those of
-    the expectation. `drops` are (pattern of source names, reason).
+    the expectation. `drops` are (pattern of source names, reason); `keep` are released names that a cast leaves alone, beside the family's.
     """
 
     family: Family | None = None
@@ -33,6 +33,7 @@ class PlanRequest:
     drops: tuple[tuple[str, str], ...] = ()
     keep_tied_head: bool = False
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
+    keep: tuple[str, ...] = ()
 
 
 def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
@@ -60,7 +61,7 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
     renamed = plan_renames(specs, names, model, _tie(request), frozenset(t for drop in given_up for t in drop.targets))
     made = {draft.name for draft in renamed.drafts}
     given_up = tuple(replace(drop, targets=tuple(t for t in drop.targets if t not in made)) for drop in given_up)
-    policy = DtypePolicy(request.dtype, request.family.keep_fp32 if request.family else ())
+    policy = DtypePolicy(request.dtype, (*(request.family.keep_fp32 if request.family else ()), *request.keep))
     files = pack(plan_encodings(renamed.drafts, policy), request.max_file_bytes)
     plan = ExportPlan(
         source=PlanSource(catalog.format, catalog.root, catalog.step, catalog.digest),
