@@ -21,7 +21,9 @@ AssetsOption = Annotated[
 ]
 FamilyOption = Annotated[
     str,
-    typer.Option(help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v3, gpt2."),
+    typer.Option(
+        help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, deepseek_v3, gpt2."
+    ),
 ]
 DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
 DropOption = Annotated[

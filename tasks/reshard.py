@@ -10,9 +10,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from reports.errors import RequestError
-from reports.model import Omission
+from reports.model import Change, Omission
 from tasks.engine.families.family import described
-from tasks.engine.planning.choose import Choice, choose_family, expectation_for
+from tasks.engine.planning.choose import NONE, Choice, choose_family, expectation_for
+from tasks.engine.planning.derive import derive_config
 from tasks.engine.planning.plan import ExportPlan, Input, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
 from tasks.engine.planning.stated import check_stated
@@ -38,7 +39,8 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         Where the plan is, and what later steps need to know of it.
     """
     catalog = opened(ref).catalog
-    config = read_config(request.assets)
+    given = read_config(request.assets)
+    config = given or ({} if request.family == NONE else derive_config(catalog.stated))
     choice = choose_family(
         request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: describe_unknown(request.assets)
     )
@@ -48,6 +50,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     path.write_text(plan_to_json(plan))
     is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
     written, changes = planned_config(config, plan, is_tied=is_tied) if config else ({}, ())
+    changes = (*_derived({} if given else config), *changes)
     return Planned(
         path,
         plan.digest,
@@ -162,6 +165,10 @@ def _source_dtype(plan: ExportPlan) -> str:
         dtype = tensor.inputs[0].dtype
         nbytes[dtype] = nbytes.get(dtype, 0) + tensor.spec.numel
     return max(sorted(nbytes), key=lambda dtype: nbytes[dtype], default="")
+
+
+def _derived(config: Mapping[str, object]) -> tuple[Change, ...]:
+    return tuple(Change(f"config.json: {key}", "no config.json", json.dumps(value), "derived from args") for key, value in config.items())
 
 
 def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:

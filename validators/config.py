@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from validators.check import Check, Judgement, Outcome, judge
+from validators.config_sense import judge_sense
 from validators.expectation import Evidence
 from validators.measured import role_of
 from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
@@ -96,6 +97,7 @@ DIMS: Mapping[str, Sequence[_DimRow]] = MappingProxyType(
         "mistral": _LLAMA,
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
+        "qwen2_moe": (*_LLAMA, *_QWEN_MOE),
         "qwen3_moe": (*_LLAMA, *_QWEN_MOE),
         "mixtral": (*_LLAMA, *_MIXTRAL),
         "deepseek_v3": (*_LLAMA[:2], *_LLAMA[-3:], *_QWEN_MOE),
@@ -175,6 +177,7 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_rope(config),
         *_judge_numbers(config),
         *_judge_dtype(config, release),
+        *judge_sense(config, release.generation_config),
     ]
     findings = tuple(judgement for judgement in judgements if judgement is not None)
     return Outcome(findings, len(judgements), {"model_type": str(config.get("model_type", ""))})

@@ -23,7 +23,18 @@ from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.torch_items import RawTensor, load_item, locate_values
 
 _FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
-_TRUSTED = frozenset({"argparse.Namespace", "signal.Signals", "numpy.ndarray", "numpy.dtype", "_io.BytesIO", "types.SimpleNamespace"})
+_TRUSTED = frozenset(
+    {
+        "builtins.getattr",
+        "__builtin__.getattr",
+        "argparse.Namespace",
+        "signal.Signals",
+        "numpy.ndarray",
+        "numpy.dtype",
+        "_io.BytesIO",
+        "types.SimpleNamespace",
+    }
+)
 _NUMPY = re.compile(r"numpy\.(?:_core|core)\.multiarray\.(?:_reconstruct|scalar)")
 _CLASS = re.compile(r"megatron\.[\w.]*\.[A-Z]\w*")
 

@@ -23,7 +23,10 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes and kind of a decoder. `experts` 0 is a dense model; `padded` are the rows of the stored embedding."""
+    """Sizes and kind of a decoder. `experts` 0 is a dense model; `padded` are the rows of the stored embedding.
+
+    With `shared` (the width of the expert that every token passes) it is a Qwen2-MoE, whose layers in `dense` have no experts.
+    """
 
     layers: int = 4
     hidden: int = 8
@@ -34,6 +37,8 @@ class Model:
     vocab: int = 10
     padded: int = 16
     experts: int = 0
+    shared: int = 0
+    dense: tuple[int, ...] = ()
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
@@ -80,9 +85,13 @@ def published(model: Model) -> Tensors:
         if model.qk_norm:
             made |= {f"{at}.self_attn.{letter}_norm.weight": draw(model.head_dim) for letter in "qk"}
         made[f"{at}.self_attn.o_proj.weight"] = draw(model.hidden, model.heads * model.head_dim)
-        if model.experts:
-            made[f"{at}.block_sparse_moe.gate.weight"] = draw(model.experts, model.hidden)
-        for gate, up, down in _mlps(model, at):
+        if is_sparse(model, layer):
+            made[f"{at}.{_router(model)}.weight"] = draw(model.experts, model.hidden)
+        if is_sparse(model, layer) and model.shared:
+            shared = f"{at}.mlp.shared_expert"
+            made |= {f"{shared}.{part}_proj.weight": draw(model.shared, model.hidden) for part in ("gate", "up")}
+            made |= {f"{shared}.down_proj.weight": draw(model.hidden, model.shared), f"{shared}_gate.weight": draw(1, model.hidden)}
+        for gate, up, down in _mlps(model, layer):
             made |= {gate: draw(model.ffn, model.hidden), up: draw(model.ffn, model.hidden), down: draw(model.hidden, model.ffn)}
     made["model.norm.weight"] = draw(model.hidden)
     if not model.tied:
@@ -90,9 +99,22 @@ def published(model: Model) -> Tensors:
     return made
 
 
-def _mlps(model: Model, at: str) -> list[tuple[str, str, str]]:
-    if not model.experts:
+def is_sparse(model: Model, layer: int) -> bool:
+    """Whether a layer has experts."""
+    return bool(model.experts) and layer not in model.dense
+
+
+def _router(model: Model) -> str:
+    return "mlp.gate" if model.shared else "block_sparse_moe.gate"
+
+
+def _mlps(model: Model, layer: int) -> list[tuple[str, str, str]]:
+    at = f"model.layers.{layer}"
+    if not is_sparse(model, layer):
         return [(f"{at}.mlp.gate_proj.weight", f"{at}.mlp.up_proj.weight", f"{at}.mlp.down_proj.weight")]
+    if model.shared:
+        named = [f"{at}.mlp.experts.{expert}" for expert in range(model.experts)]
+        return [(f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight", f"{expert}.down_proj.weight") for expert in named]
     experts = [f"{at}.block_sparse_moe.experts.{expert}" for expert in range(model.experts)]
     return [(f"{expert}.w1.weight", f"{expert}.w3.weight", f"{expert}.w2.weight") for expert in experts]
 
@@ -100,7 +122,11 @@ def _mlps(model: Model, at: str) -> list[tuple[str, str, str]]:
 def config(model: Model) -> dict[str, object]:
     """config.json of the model."""
     kind = "mixtral" if model.experts else "qwen3" if model.qk_norm else "qwen2" if model.qkv_bias else "llama"
-    moe = {"num_local_experts": model.experts, "num_experts_per_tok": 1} if model.experts else {}
+    moe: dict[str, object] = {"num_local_experts": model.experts, "num_experts_per_tok": 1} if model.experts else {}
+    if model.shared:
+        kind = "qwen2_moe"
+        moe = {"num_experts": model.experts, "num_experts_per_tok": 1, "moe_intermediate_size": model.ffn}
+        moe |= {"shared_expert_intermediate_size": model.shared, "mlp_only_layers": list(model.dense), "qkv_bias": model.qkv_bias}
     return {
         "model_type": kind,
         "hidden_size": model.hidden,
@@ -128,7 +154,7 @@ def whole(model: Model, grid: Grid) -> Tensors:
         at, to = f"model.layers.{layer}", f"decoder.layers.{layer}"
         attention = f"{to}.self_attention"
         first = f"{attention}.linear_qkv.layer_norm_weight" if grid.fused_norms else f"{to}.input_layernorm.weight"
-        fused_mlp = grid.fused_norms and not model.experts
+        fused_mlp = grid.fused_norms and not is_sparse(model, layer)
         second = f"{to}.mlp.linear_fc1.layer_norm_weight" if fused_mlp else f"{to}.pre_mlp_layernorm.weight"
         made[first] = weights[f"{at}.input_layernorm.weight"]
         made[second] = weights[f"{at}.post_attention_layernorm.weight"]
@@ -137,10 +163,15 @@ def whole(model: Model, grid: Grid) -> Tensors:
         if model.qk_norm:
             made |= {f"{attention}.{x}_layernorm.weight": weights[f"{at}.self_attn.{x}_norm.weight"] for x in "qk"}
         made[f"{attention}.linear_proj.weight"] = weights[f"{at}.self_attn.o_proj.weight"]
-        if model.experts:
-            made[f"{to}.mlp.router.weight"] = weights[f"{at}.block_sparse_moe.gate.weight"]
-        for expert, (gate, up, down) in enumerate(_mlps(model, at)):
-            mlp = f"{to}.mlp.experts.local_experts.{expert}" if model.experts else f"{to}.mlp"
+        if is_sparse(model, layer):
+            made[f"{to}.mlp.router.weight"] = weights[f"{at}.{_router(model)}.weight"]
+        if is_sparse(model, layer) and model.shared:
+            shared = f"{at}.mlp.shared_expert"
+            made[f"{to}.mlp.shared_experts.linear_fc1.weight"] = torch.cat([weights[f"{shared}.{x}_proj.weight"] for x in ("gate", "up")])
+            made[f"{to}.mlp.shared_experts.linear_fc2.weight"] = weights[f"{shared}.down_proj.weight"]
+            made[f"{to}.mlp.shared_experts.gate_weight"] = weights[f"{shared}_gate.weight"]
+        for expert, (gate, up, down) in enumerate(_mlps(model, layer)):
+            mlp = f"{to}.mlp.experts.local_experts.{expert}" if is_sparse(model, layer) else f"{to}.mlp"
             made[f"{mlp}.linear_fc1.weight"] = torch.cat([weights[gate], weights[up]])
             made[f"{mlp}.linear_fc2.weight"] = weights[down]
     made["decoder.final_layernorm.weight"] = weights["model.norm.weight"]
@@ -227,8 +258,11 @@ def write_args(model: Model, grid: Grid) -> argparse.Namespace:
     )
 
 
-def write_legacy(folder: Path, model: Model, grid: Grid, *, step: int = 7, leave_out: tuple[str, ...] = ()) -> Tensors:
-    """Write `mp_rank_*` folders; return the uncut tensors by global name. `leave_out` names folders of ranks that are lost."""
+def write_legacy(folder: Path, model: Model, grid: Grid, *, step: int = 7, leave_out: tuple[str, ...] = (), optimizer: str = "") -> Tensors:
+    """Write `mp_rank_*` folders; return the uncut tensors by global name.
+
+    `leave_out` names folders of ranks that are lost; `optimizer` is "plain", "masters" or "distributed".
+    """
     tensors = whole(model, grid)
     stages = _stage_names(model, grid, list(tensors))
     for pp in range(grid.pp):
@@ -244,6 +278,7 @@ def write_legacy(folder: Path, model: Model, grid: Grid, *, step: int = 7, leave
             held["rng_state"] = [{"random_rng_state": random.getstate(), "np_rng_state": np.random.get_state()}]
             held["opt_param_scheduler"] = {"max_lr": 0.1, "num_steps": 40}
             (folder / name).mkdir(parents=True, exist_ok=True)
+            _add_optimizer(folder / name, held, optimizer)
             _save(held, folder / name / "model_optim_rng.pt")
     return tensors
 
@@ -286,6 +321,52 @@ def _grouped(chunk: dict[str, object], per_rank: int) -> dict[str, object]:
         made[f"{prefix}.weight1"] = first.reshape(first.shape[1], -1).clone()
         made[f"{prefix}.weight2"] = second.reshape(-1, second.shape[2]).clone()
     return made
+
+
+MOMENTS = {"exp_avg": 2.0, "exp_avg_sq": 3.0}  # slot → what the parameter is multiplied by
+MASTER = 4.0
+
+
+def _add_optimizer(folder: Path, held: dict[str, object], kind: str) -> None:
+    chunks = [held[key] for key in held if key.startswith("model")]
+    params = [(n, v) for chunk in chunks for n, v in chunk.items() if isinstance(v, torch.Tensor)]  # type: ignore[attr-defined]
+    kinds = [[p for p in params if (".experts." in p[0]) == is_expert] for is_expert in (False, True)]
+    made, vectors = [], []
+    for is_expert, own in enumerate(kinds):
+        if not kind or not own:
+            continue
+        groups = [[p for p in own if (p[1].ndim == 1 or p[0].endswith("bias")) == is_flat] for is_flat in (False, True)]
+        groups = [group for group in groups if group]
+        described, state, first = [], {}, 0
+        for group in groups:
+            numbers = list(range(first, first + len(group)))
+            first += len(group)
+            decays = 0.0 if group[0][1].ndim == 1 else 1.0
+            common = {"wd_mult": decays, "lr_mult": 1.0, "is_expert_parallel": bool(is_expert), "is_decoupled_lr": False}
+            described.append(common | ({"step": 5} if kind == "distributed" else {"params": numbers}))
+            for number, (_, value) in zip(numbers, group, strict=True):
+                state[number] = {"step": torch.tensor(5.0)} | {slot: value.float() * factor for slot, factor in MOMENTS.items()}
+        inner = {"param_groups": described} | ({} if kind == "distributed" else {"state": state})
+        masters = [[value.float() * MASTER for _, value in group] for group in groups]
+        made.append({"optimizer": inner, "fp32_from_fp16_params": masters} if kind == "masters" else inner)
+        vectors.append({"buckets_coalesced": True, 0: {(torch.bfloat16, torch.float32): _flatten(own)}})
+    if made:
+        held["optimizer"] = made if len(made) > 1 else made[0]
+    if kind == "distributed":
+        _save(vectors if len(vectors) > 1 else vectors[0], folder / "distrib_optim.pt")
+
+
+def _flatten(params: list[tuple[str, torch.Tensor]]) -> dict[str, object]:
+    # From the last parameter to the first, each from a multiple of 64.
+    flat: list[torch.Tensor] = []
+    length = 0
+    for _, value in reversed(params):
+        gap = -length % 64
+        flat += [torch.full((gap,), float("nan")), value.float().reshape(-1)]
+        length += gap + value.numel()
+    whole_vector = torch.cat(flat)
+    slots = {"param": MASTER, **MOMENTS}
+    return {slot: whole_vector * factor for slot, factor in slots.items()} | {"numel_unpadded": length}
 
 
 def _save(held: object, path: Path) -> None:

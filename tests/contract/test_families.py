@@ -39,6 +39,15 @@ GRIDS: dict[str, tuple[dict, list[list[dict]]]] = {
             [{}, {"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2}, {"decoder_sparse_step": 3, "mlp_only_layers": [2]}],
         ],
     ),
+    "qwen2_moe": (
+        SMALL | MOE | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 14},
+        [
+            TIES,
+            GQA,
+            [{}, {"qkv_bias": False}],
+            [{}, {"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2}],
+        ],
+    ),
     "deepseek_v3": (
         SMALL | LATENT | {"num_hidden_layers": 3, "num_key_value_heads": 4, "first_k_dense_replace": 1},
         [

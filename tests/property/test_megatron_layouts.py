@@ -5,12 +5,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tasks.engine.families.families import find_family
 from tasks.engine.formats.megatron import MegatronReader
+from tasks.engine.formats.megatron_dist import MegatronDistReader
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.planning.planner import PlanRequest, make_plan
 from tasks.engine.writing.execute import execute_file
@@ -18,6 +19,7 @@ from tasks.engine.writing.replicas import check_replicas
 from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.witnesses.sources import decode_source
 from tests.builders.megatron import Grid, Model, config, published, write_legacy
+from tests.builders.megatron_dist import write_torch_dist
 from tests.contract.assembled import assemble, gather, same_bytes
 
 
@@ -31,9 +33,11 @@ def runs(draw):
     ep = draw(st.sampled_from([1, 2])) if is_moe else 1
     stages = tuple(tuple(draw(st.lists(st.integers(0, 2), min_size=pp, max_size=pp))) for _ in range(vpp))
     stages = stages if sum(map(sum, stages)) else ((1,) * pp,) * vpp
-    kind = draw(st.sampled_from([{}, {"qkv_bias": True}, {"qk_norm": True}])) if not is_moe else {"experts": 4}
+    layers = sum(map(sum, stages))
+    shared = {"experts": 4, "shared": 8, "qkv_bias": True, "dense": tuple(draw(st.sets(st.integers(0, layers - 1), max_size=2)))}
+    kind = draw(st.sampled_from([{"experts": 4}, shared] if is_moe else [{}, {"qkv_bias": True}, {"qk_norm": True}]))
     model = Model(
-        layers=sum(map(sum, stages)),
+        layers=layers,
         heads=4,
         groups=groups,
         head_dim=4,
@@ -76,6 +80,29 @@ def test_global_tensors_and_published_weights_come_back(run):
         assert set(stored) == set(truth)
         for name, value in truth.items():
             assert same_bytes(gather(stored, name, value), value), name
+
+
+@settings(max_examples=30)
+@given(runs())
+def test_both_formats_of_equal_weights_make_equal_files(run):
+    model, grid = run
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_legacy(folder / "legacy", model, grid)
+        is_mixed = bool(model.dense)  # layers of two kinds are not stacked
+        truth = write_torch_dist(folder / "dist", model, Grid(grid.tp, etp=grid.etp), stacked=not is_mixed)
+        reader = open_checkpoint(folder / "dist")
+        assert isinstance(reader, MegatronDistReader)
+        stored = decode_source("megatron_dist", (folder / "dist",))
+        assert set(reader.catalog().tensors) == set(stored) == set(truth)
+        for name, value in truth.items():
+            assert same_bytes(gather(stored, name, value), value), name
+        made = []
+        for name in ("legacy", "dist"):
+            (folder / f"{name}_out").mkdir()
+            _export(open_checkpoint(folder / name), model, folder / f"{name}_out")
+            made.append({path.name: path.read_bytes() for path in (folder / f"{name}_out").iterdir()})
+        assert made[0] == made[1]
 
 
 def _export(reader, model, folder):

@@ -16,8 +16,7 @@ from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.witnesses.sources import decode_source
 from tests.builders.zero import SLOTS, Tensors, Zero
 from tests.builders.zero_parallel import EXPERT, write_experts, write_pipeline
-from tests.contract.assembled import assemble, same_bytes
-from tests.property.test_zero_layouts import gather
+from tests.contract.assembled import assemble, gather, same_bytes
 
 TIED = "tied_modules.embed.weight"
 

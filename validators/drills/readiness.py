@@ -20,6 +20,7 @@ SHARDING_METADATA: Mapping[str, str] = MappingProxyType(
         "zero": "the model states' file: parameter shapes and partitions; `latest` names the save",
         "universal": "one folder per parameter: tensors are whole",
         "megatron": "the arguments in every rank's file; latest_checkpointed_iteration.txt names the save",
+        "megatron_dist": ".metadata, which is written last; latest_checkpointed_iteration.txt names the save",
         "hf": "nowhere: tensors are whole; the index names their files",
     }
 )
@@ -30,7 +31,8 @@ RESHARDABLE: Mapping[str, str] = MappingProxyType(
         "dcp_hf": "tensors, by torch's loader; there is no training state",
         "zero": "not as it is: convert it to a universal checkpoint first",
         "universal": "yes, by DeepSpeed's universal loader",
-        "megatron": "not in the legacy format, except for its distributed optimizer's fully reshardable one",
+        "megatron": "at the same tp, pp, vpp and ep, at any dp: the legacy format is not resharded",
+        "megatron_dist": "yes, by Megatron's loader; an optimizer that is dp_reshardable only at the same tp, pp and ep",
         "hf": "weights are whole; the optimizer's state is the trainer's",
         "fsdp1_ranks": "no: one file per rank; merge it first",
     }
@@ -51,9 +53,9 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What lies around a checkpoint: steps kept beside it, seconds between saves as file times tell, free bytes, the last drill."""
+    """What lies around a checkpoint: complete saves beside it, seconds between saves as file times tell, free bytes, the last drill."""
 
-    kept: tuple[int, ...] = ()
+    kept: tuple[str, ...] = ()
     interval_seconds: float = 0.0
     checkpoint_nbytes: int = 0
     free_nbytes: int = 0
@@ -148,7 +150,7 @@ def _keeping(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]
     kept = f"{len(around.kept)} kept" + (f" of {declared.keep} declared" if declared.keep else "")
     used = f"{spell_bytes(around.checkpoint_nbytes)} each, {spell_bytes(around.free_nbytes)} free"
     budget = spell_bytes(declared.budget_nbytes) if declared.budget_nbytes else NOT_DECLARED
-    return f"{every}, {kept}, budget {budget}", f"steps {', '.join(map(str, around.kept[-5:])) or 'none'}; {used}"
+    return f"{every}, {kept}, budget {budget}", f"{', '.join(around.kept[-5:]) or 'none'}; {used}"
 
 
 def _failed_save(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]:

@@ -7,10 +7,11 @@ described: transformers does not load them.
 Source: transformers 5.24 models/deepseek_v3 and conversion_mapping.
 """
 
+from tasks.engine.families import megatron
 from tasks.engine.families.decoder import EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows
 from tasks.engine.families.family import ConfigKeys, ExpertNames, Family, Row
 from tasks.engine.families.moe import expert_rows, fused_experts
-from tasks.engine.tensors.rules import Naming
+from tasks.engine.tensors.rules import Drop, Naming, Rule, rename
 
 _ATTENTION = "model.layers.{layer}.self_attn"
 _MLP = "model.layers.{layer}.mlp"
@@ -38,6 +39,14 @@ _SHARED: tuple[Row, ...] = (
 _EXPERTS = expert_rows(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj")
 _LAYER: tuple[Row, ...] = (*NORMS, *_LATENT, *mlp("dense"), _ROUTER, _ROUTER_BIAS, *_SHARED)
 _ROWS: tuple[Row, ...] = (*FIRST, *_LAYER, *_EXPERTS, *LAST)
+_MEGATRON_LAYER: tuple[Rule | Drop, ...] = (
+    *megatron.MLP_NORM,
+    *megatron.latent_attention(),
+    *megatron.dense_mlp(),
+    *megatron.moe(_ROUTER.name, f"{_MLP}.experts.{{expert}}", "gate_proj", "up_proj", "down_proj"),
+    *rename(((megatron.ROUTER_BIAS, _ROUTER_BIAS.name),)),
+    *megatron.shared_experts(f"{_MLP}.shared_experts"),
+)
 
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
@@ -46,6 +55,8 @@ DEEPSEEK_V3 = Family(
     namings=(
         Naming("published", published_rows(_ROWS)),
         Naming("transformers-5", (*published_rows((*FIRST, *_LAYER, *LAST)), *fused_experts(_EXPERTS))),
+        # Read off Megatron's and its converters' sources, 1:1; not proven by a forward pass.
+        Naming(megatron.NAMING, (*megatron.OUTSIDE, *_MEGATRON_LAYER, *megatron.prediction_layers(_MEGATRON_LAYER))),
     ),
     embedding=EMBEDDING,
     head=HEAD,

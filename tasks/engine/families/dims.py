@@ -20,6 +20,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "positions": ("max_position_embeddings",),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "num_shared_experts": ("n_shared_experts",),
+    "shared_intermediate": ("shared_expert_intermediate_size",),
     "sparse_step": ("decoder_sparse_step",),
     "q_lora": ("q_lora_rank",),  # latent attention: ranks, and dims per head with and without positions
     "kv_lora": ("kv_lora_rank",),
@@ -28,7 +29,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "v_dim": ("v_head_dim",),
 }
 _MOST = {"num_layers": 10_000, "num_experts": 10_000}  # beyond them, listing a model's tensors would not end
-FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings")
+FLAGS = ("attention_bias", "mlp_bias", "qkv_bias", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Dims:
         """Return a size.
 
         Args:
-            name: a size of KEYS or one derived from them ("q_rows", "kv_rows", "qkv_rows", "latent_kv_rows", …).
+            name: a size of KEYS, one derived from them ("q_rows", "kv_rows", "qkv_rows", "latent_kv_rows", …), or a number.
 
         Returns:
             Elements.
@@ -104,6 +105,8 @@ class Dims:
         Raises:
             RequestError: the config does not state it.
         """
+        if name.isdigit():
+            return int(name)
         if name not in self.sizes:
             raise RequestError(
                 f"no {' or '.join(KEYS.get(name, (name,)))}", where="config.json", remedy="Give the model's own config.json."

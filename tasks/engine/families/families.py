@@ -5,10 +5,10 @@ from tasks.engine.families.dims import Config
 from tasks.engine.families.family import Family
 from tasks.engine.families.gpt2 import GPT2
 from tasks.engine.families.llama import LLAMA, MISTRAL
-from tasks.engine.families.moe import MIXTRAL, QWEN3_MOE
+from tasks.engine.families.moe import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from tasks.engine.families.qwen import QWEN2, QWEN3
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V3, GPT2)
 
 
 def find_family(config: Config) -> Family | None:

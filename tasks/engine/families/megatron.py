@@ -17,6 +17,8 @@ _TO = "model.layers.{layer}"
 _ATTENTION = f"{_FROM}.self_attention"
 _EXPERT = f"{_FROM}.mlp.experts.local_experts.{{expert}}"
 
+ROUTER_BIAS = f"{_FROM}.mlp.router.expert_bias"  # fp32, added to the scores that choose experts
+
 OUTSIDE: tuple[Rule | Drop, ...] = (
     Rule("embedding.word_embeddings.weight", (EMBEDDING,), CutRows("vocab")),
     Rule("output_layer.weight", (HEAD,), CutRows("vocab")),
@@ -105,4 +107,61 @@ def moe(router: str, expert: str, gate: str, up: str, down: str) -> tuple[Rule |
         Rule(f"{_FROM}.mlp.router.weight", (router,)),
         *gated_mlp(_EXPERT, f"{expert}.{gate}", f"{expert}.{up}", f"{expert}.{down}"),
         Drop(f"{_FROM}.mlp.router.local_tokens_per_expert", "a counter of the load balancing, not a weight"),
+    )
+
+
+def shared_experts(published: str, gate: str = "") -> tuple[Rule, ...]:
+    """Return the rules of the experts that every token passes.
+
+    Args:
+        published: their published name.
+        gate: that of their gate's weight; "" where they have none.
+
+    Returns:
+        Rules for the MLP, and the gate.
+    """
+    source = f"{_FROM}.mlp.shared_experts"
+    made = gated_mlp(source, f"{published}.gate_proj", f"{published}.up_proj", f"{published}.down_proj")
+    return (*made, *(rename(((f"{source}.gate_weight", gate),)) if gate else ()))
+
+
+def latent_attention() -> tuple[Rule, ...]:
+    """Return the rules of DeepSeek's latent attention; the inner norms have two names, like the outer ones.
+
+    Returns:
+        One to one renames.
+    """
+    to = f"{_TO}.self_attn"
+    return rename(
+        (
+            (f"{_FROM}.input_layernorm.weight", f"{_TO}.input_layernorm.weight"),
+            (f"{_ATTENTION}.linear_q_proj.weight", f"{to}.q_proj.weight"),
+            (f"{_ATTENTION}.linear_q_down_proj.weight", f"{to}.q_a_proj.weight"),
+            (f"{_ATTENTION}.linear_q_up_proj.layer_norm_weight", f"{to}.q_a_layernorm.weight"),
+            (f"{_ATTENTION}.q_layernorm.weight", f"{to}.q_a_layernorm.weight"),
+            (f"{_ATTENTION}.linear_q_up_proj.weight", f"{to}.q_b_proj.weight"),
+            (f"{_ATTENTION}.linear_kv_down_proj.weight", f"{to}.kv_a_proj_with_mqa.weight"),
+            (f"{_ATTENTION}.linear_kv_up_proj.layer_norm_weight", f"{to}.kv_a_layernorm.weight"),
+            (f"{_ATTENTION}.kv_layernorm.weight", f"{to}.kv_a_layernorm.weight"),
+            (f"{_ATTENTION}.linear_kv_up_proj.weight", f"{to}.kv_b_proj.weight"),
+            (f"{_ATTENTION}.linear_proj.weight", f"{to}.o_proj.weight"),
+        )
+    )
+
+
+def prediction_layers(rows: tuple[Rule | Drop, ...]) -> tuple[Drop, ...]:
+    """Return the drops of multi-token prediction layers, which no release that transformers loads has.
+
+    Args:
+        rows: the rules of the decoder's layers, which their inner layer repeats.
+
+    Returns:
+        One drop per tensor, under both names of the inner layer.
+    """
+    because = "multi-token prediction: transformers does not load these layers"
+    own = ("enorm", "hnorm", "eh_proj", "final_layernorm")
+    inner = [row.source.removeprefix(_FROM) for row in rows if row.source.startswith(_FROM)]
+    return (
+        *(Drop(f"mtp.layers.{{layer}}.{name}.weight", because) for name in own),
+        *(Drop(f"mtp.layers.{{layer}}.{layer}{rest}", because) for layer in ("transformer_layer", "mtp_model_layer") for rest in inner),
     )

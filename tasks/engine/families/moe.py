@@ -1,11 +1,12 @@
-"""Mixtral and Qwen3-MoE: published per expert, fused in memory by transformers 5.
+"""Mixtral, Qwen2-MoE and Qwen3-MoE: published per expert, fused in memory by transformers 5.
 
 A live transformers >= 5 model holds `mlp.experts.gate_up_proj` (E, 2I, H), gate rows before up rows, and `mlp.experts.down_proj`
-(E, H, I). Source: transformers 5.24 conversion_mapping and models/mixtral, models/qwen3_moe.
+(E, H, I). Source: transformers 5.24 conversion_mapping and models/mixtral, models/qwen2_moe,
+models/qwen3_moe.
 """
 
 from tasks.engine.families import megatron
-from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows
+from tasks.engine.families.decoder import ATTENTION, EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows, qkv_biases
 from tasks.engine.families.family import ConfigKeys, ExpertNames, Family, Row
 from tasks.engine.families.qwen import QWEN3_ATTENTION
 from tasks.engine.tensors.ops import Unstack
@@ -105,5 +106,46 @@ QWEN3_MOE = Family(
     embedding=EMBEDDING,
     head=HEAD,
     config=ConfigKeys(defaults={"num_kv_heads": 4}),
+    experts=ExpertNames(_QWEN3_ROUTER.name, tuple(row.name for row in _QWEN3_EXPERTS)),
+)
+
+_MLP = f"{_L}.mlp"
+_SHARED: tuple[Row, ...] = (
+    Row(f"{_MLP}.shared_expert.gate_proj.weight", ("shared_intermediate", "hidden"), layers="sparse"),
+    Row(f"{_MLP}.shared_expert.up_proj.weight", ("shared_intermediate", "hidden"), layers="sparse"),
+    Row(f"{_MLP}.shared_expert.down_proj.weight", ("hidden", "shared_intermediate"), layers="sparse"),
+    Row(f"{_MLP}.shared_expert_gate.weight", ("1", "hidden"), layers="sparse"),
+)
+_QWEN2_LAYER: tuple[Row, ...] = (*NORMS, *ATTENTION, *qkv_biases("qkv_bias"), *mlp("dense"), _QWEN3_ROUTER, *_SHARED)
+_QWEN2: tuple[Row, ...] = (*FIRST, *_QWEN2_LAYER, *_QWEN3_EXPERTS, *LAST)
+
+QWEN2_MOE = Family(
+    name="qwen2_moe",
+    model_types=("qwen2_moe",),
+    rows=_QWEN2,
+    namings=(
+        Naming("published", published_rows(_QWEN2)),
+        Naming("transformers-5", (*published_rows((*FIRST, *_QWEN2_LAYER, *LAST)), *fused_experts(_QWEN3_EXPERTS))),
+        Naming(
+            megatron.NAMING,
+            (
+                *megatron.BLOCK,
+                *megatron.dense_mlp(),
+                *megatron.moe(_QWEN3_ROUTER.name, f"{_MLP}.experts.{{expert}}", "gate_proj", "up_proj", "down_proj"),
+                *megatron.shared_experts(f"{_MLP}.shared_expert", f"{_MLP}.shared_expert_gate.weight"),
+            ),
+        ),
+    ),
+    embedding=EMBEDDING,
+    head=HEAD,
+    config=ConfigKeys(
+        defaults={
+            "num_kv_heads": 16,
+            "num_experts": 60,
+            "moe_intermediate": 1408,
+            "shared_intermediate": 5632,
+            "qkv_bias": True,
+        }
+    ),
     experts=ExpertNames(_QWEN3_ROUTER.name, tuple(row.name for row in _QWEN3_EXPERTS)),
 )

@@ -17,16 +17,20 @@ from typing import ClassVar
 
 from reports.errors import FormatError
 from tasks.engine.containers.torch_dtypes import DTYPES
+from tasks.engine.containers.torch_pickle import StoredTensor
 from tasks.engine.formats.folders import digest_files, list_names
 from tasks.engine.formats.megatron_args import REMEDY
 from tasks.engine.formats.megatron_cuts import Part, Whole, is_expert, place_part
 from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_files import RankFile, Ranks, list_rank_folders, open_ranks
 from tasks.engine.formats.megatron_names import check_experts, globalise, number_layers, unify
+from tasks.engine.formats.megatron_optimizer import RankState, read_optimizer
 from tasks.engine.formats.megatron_state import RELEASE, read_tracker, state_items, tracker_notes
+from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.torch_files import TorchTensors
 from tasks.engine.tensors.catalog import Catalog, Fragment, Locator, SourceTensor, TableBuilder
+from tasks.engine.tensors.region import Region
 
 
 class MegatronReader(CheckpointReader):
@@ -78,12 +82,14 @@ class MegatronReader(CheckpointReader):
         inner = "" if list_rank_folders(source.path) else RELEASE
         where = str(source.path / inner)
         ranks = open_ranks(source, inner)
-        pieces = collect_pieces(ranks, where)
         builder = TableBuilder()
         tensors, replicas = {}, []
-        for name, held in pieces.items():
+        for name, held in collect_pieces(ranks, where, {file.folder: Held(file, file.chunks) for file in ranks.files}).items():
             tensors[name], copies = self._add(builder, name, held)
             replicas += copies
+        states = [read_optimizer(file, source, inner) for file in ranks.files]
+        state_tensors = dict(self._add_state(builder, ranks, where, states))
+        found = {file.name: file for file in (*(file.found for file in ranks.files), *(state.file.found for state in states))}
         first = ranks.files[0]
         step = first.rest.get("iteration")
         return Catalog(
@@ -93,12 +99,25 @@ class MegatronReader(CheckpointReader):
             MappingProxyType(tensors),
             builder.build(),
             tuple(state_items(ranks)),
-            digest_files([file.archive.read("data.pkl") for file in ranks.files], [file.found for file in ranks.files]),
-            sum(file.found.nbytes for file in ranks.files),
+            digest_files([file.archive.read("data.pkl") for file in ranks.files], found.values()),
+            sum(file.nbytes for file in found.values()),
             tuple(replicas),
-            (*source.notes, *tracker_notes(source.path / inner, step)),
+            (*source.notes, *tracker_notes(source.path / inner, step), *_state_notes(states)),
+            MappingProxyType(state_tensors),
             stated=MappingProxyType(stated_facts(first.args)),
         )
+
+    def _add_state(
+        self, builder: TableBuilder, ranks: Ranks, where: str, states: Sequence[RankState]
+    ) -> Iterator[tuple[str, SourceTensor]]:
+        # Slot by slot; where one rank's cannot be decoded, no rank's are shown. Copies on other ranks are the same run's, and not listed.
+        if any(state.why_not for state in states):
+            return
+        for slot in dict.fromkeys(slot for state in states for slot in state.slots):
+            held = {state.file.folder: Held(state.file, state.slots.get(slot, ())) for state in states}
+            for name, pieces in collect_pieces(ranks, where, held).items():
+                key = slot_key(slot, name)
+                yield key, self._add(builder, key, pieces)[0]
 
     def _add(self, builder: TableBuilder, name: str, held: Sequence["Piece"]) -> tuple[SourceTensor, list[Fragment]]:
         # The first rank's box of each region becomes a row, the others' replicas.
@@ -124,6 +143,14 @@ class MegatronReader(CheckpointReader):
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What one rank holds of a kind (weights, or one slot of the optimizer): a mapping per chunk, and the file they lie in."""
+
+    file: RankFile
+    chunks: Sequence[Mapping[str, StoredTensor]]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One box of a global tensor, in one rank's file; `shape` is the whole's by this rank's account."""
 
@@ -132,12 +159,13 @@ class Piece:
     part: Part
 
 
-def collect_pieces(ranks: Ranks, where: str) -> Mapping[str, Sequence[Piece]]:
+def collect_pieces(ranks: Ranks, where: str, held: Mapping[str, Held]) -> Mapping[str, Sequence[Piece]]:
     """Return what the ranks hold of each global tensor.
 
     Args:
         ranks: all files.
         where: the save, for messages.
+        held: what is to be placed, by rank folder.
 
     Returns:
         Global name → boxes, by coordinates; names in the order of virtual stages, then pipeline stages.
@@ -149,20 +177,25 @@ def collect_pieces(ranks: Ranks, where: str) -> Mapping[str, Sequence[Piece]]:
     made: dict[str, list[Piece]] = {}
     for chunk in range(max(len(file.chunks) for file in ranks.files)):
         for file in ranks.files:
-            for name, whole in _wholes(file, chunk, starts[file.pp, chunk], ranks):
-                made.setdefault(name, []).extend(Piece(file, whole.shape, part) for part in whole.parts)
+            own = held[file.folder]
+            tensors = own.chunks[chunk] if chunk < len(own.chunks) else {}
+            for name, whole in _wholes(own.file, tensors, starts[file.pp, chunk], ranks):
+                made.setdefault(name, []).extend(Piece(own.file, whole.shape, part) for part in whole.parts)
     return made
 
 
-def _wholes(file: RankFile, chunk: int, first_layer: int, ranks: Ranks) -> Iterator[tuple[str, Whole]]:
+def _wholes(file: RankFile, chunk: Mapping[str, StoredTensor], first_layer: int, ranks: Ranks) -> Iterator[tuple[str, Whole]]:
     layout, where = ranks.layout, file.found.absolute
     per_rank = layout.num_experts // layout.ep
-    tensors = unify(file.chunks[chunk], per_rank, where)
+    tensors = unify(chunk, per_rank, where)
     check_experts(list(tensors), per_rank, where)
     declared = latent_rows(file.args)
     for name in tensors:
         rank, size = (ranks.expert_tp(file), layout.etp) if is_expert(name) else (file.tp, layout.tp)
-        whole = place_part(name, tensors, rank, size, declared, where)
+        if tensors[name].shape == ():  # an optimizer's step count
+            whole = Whole((), (Part(Region((), ()), tensors[name]),))
+        else:
+            whole = place_part(name, tensors, rank, size, declared, where)
         yield globalise(name, first_layer, file.ep * per_rank), whole
 
 
@@ -180,6 +213,11 @@ def latent_rows(args: Mapping[str, object]) -> dict[str, int]:
     if type(key) is int and type(rope) is int:
         rows["linear_kv_down_proj"] = key + rope
     return rows
+
+
+def _state_notes(states: Sequence[RankState]) -> list[str]:
+    reasons = sorted({state.why_not for state in states if state.why_not})
+    return [f"the optimizer's tensors are listed and not told apart: {reasons[0]}"] if reasons else []
 
 
 def _has_release(path: Path) -> bool:

@@ -39,6 +39,17 @@ class Arguments:
         self.values = dict(state)
 
 
+class Member(Opaque):
+    """Stand-in for `getattr`, by which some Pythons pickle a member of an enum; of anything but an opaque class it is refused."""
+
+    __slots__ = ()
+
+    def __new__(cls, owner: object, _name: object) -> Opaque:  # type: ignore[misc]  # returns the member in its place
+        if owner is not Opaque:
+            raise TypeError("getattr of something else than an enum")
+        return Opaque()
+
+
 class MegatronGlobals(Mapping[Global, object]):
     """The closed list of Megatron's pickles: a table, and the classes of the packages `megatron.*`, each an Opaque.
 
@@ -68,6 +79,8 @@ MEGATRON_GLOBALS: Allowed = MegatronGlobals(
             **STATE_GLOBALS,
             ("argparse", "Namespace"): Arguments,
             ("signal", "Signals"): Opaque,
+            ("builtins", "getattr"): Member,
+            ("__builtin__", "getattr"): Member,
             ("types", "SimpleNamespace"): Opaque,
             ("pathlib", "PosixPath"): Opaque,
             ("pathlib._local", "PosixPath"): Opaque,

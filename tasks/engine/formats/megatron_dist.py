@@ -48,6 +48,8 @@ _EXPERT = re.compile(r"\.mlp\.experts\.experts\.(?=\d)")
 _SLOT = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|param|fp32_param|momentum_buffer)\.(.+)$")
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.")
 _MASTERS = frozenset({"param", "fp32_param"})
+_FLAT = "optimizer.distributed.dp_group_idx_"
+_NOT_PORTABLE = "the optimizer is dp_reshardable: Megatron resumes it at the same tp, pp and ep only, at any dp"
 _EXTRA_STATE = re.compile(r"^(.*_extra_state)/shard_")
 
 
@@ -133,6 +135,7 @@ class MegatronDistReader(CheckpointReader):
         step = common.get("iteration")
         found = [*files.values(), *([common_file] if common_file else [])]
         notes = tracker_notes(folder, step)
+        notes += [_NOT_PORTABLE] if any(_FLAT in key for key in sorted_out.state) else []
         notes += [] if isinstance(args, Arguments) else ["no args in the checkpoint: nothing to hold the config against"]
         return Catalog(
             self.name,

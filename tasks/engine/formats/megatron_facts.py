@@ -1,7 +1,6 @@
 """What a run's args say of the model, in words that a config can be held against.
 
-Sizes and the tie flag are called as in families.dims; the others as in `tasks.engine.planning.stated`. Left out is what honest configs may
-say otherwise: the vocabulary (args may count the tokenizer's ids only) and the number of positions.
+Sizes and the tie flag are called as in families.dims; the others as in `tasks.engine.planning.stated` and `planning.derive`.
 
 Source: Megatron-LM core 0.12 to main, megatron/training/arguments.py; `norm_epsilon` is called `layernorm_epsilon` since core 0.16.
 """
@@ -98,6 +97,9 @@ _PLAIN: Mapping[str, str] = {
     "num_layers": "num_layers",
     "num_heads": "num_attention_heads",
     "num_experts": "num_experts",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+    "shared_intermediate": "moe_shared_expert_intermediate_size",
 }
 _DERIVED: Mapping[str, Callable[[Args], Fact | None]] = {
     "num_kv_heads": _kv_heads,
@@ -111,8 +113,28 @@ _DERIVED: Mapping[str, Callable[[Args], Fact | None]] = {
     "experts_per_token": lambda args: _whole(args.get("moe_router_topk")) if args.get("num_experts") else None,
     "norm_topk": _norm_topk,
     "gelu": _gelu,
+    "rope_factor": lambda args: _number(args.get("rope_scaling_factor")) if args.get("use_rope_scaling") else None,
+    "position": lambda args: _text(args.get("position_embedding_type")),
+    "norm": lambda args: _text(args.get("normalization")),
+    "is_gated": lambda args: _flag(args.get("swiglu")),
+    "has_bias": lambda args: _flag(args.get("add_bias_linear")),
+    "has_qkv_bias": lambda args: _flag(args.get("add_qkv_bias")),
+    "has_qk_norm": lambda args: _flag(args.get("qk_layernorm")),
+    "all_sparse": lambda args: args.get("moe_layer_freq", 1) == 1 if args.get("num_experts") else None,
 }
 
 
 def _whole(value: object) -> Fact | None:
     return value if type(value) is int else None
+
+
+def _number(value: object) -> Fact | None:
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]  # narrowed by its exact type
+
+
+def _text(value: object) -> Fact | None:
+    return value if isinstance(value, str) else None
+
+
+def _flag(value: object) -> Fact | None:
+    return value if isinstance(value, bool) else None

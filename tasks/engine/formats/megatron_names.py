@@ -54,6 +54,8 @@ def unify(chunk: Mapping[str, StoredTensor], num_local_experts: int, where: str)
 def _ungroup(name: str, tensor: StoredTensor, num_local_experts: int, where: str) -> dict[str, StoredTensor]:
     # GroupedMLP multiplies from the right: weight1 is (H, E*F) in memory that is read as (E, H, F), weight2 (E*F, H) as (E, F, H).
     prefix, which = name[: -len("weight1")], name[-1]
+    if tensor.shape == ():  # an optimizer's step count, which all of them share
+        return {f"{prefix}local_experts.{expert}.linear_fc{which}.weight": tensor for expert in range(num_local_experts)}
     numel = tensor.shape[0] * tensor.shape[1] if len(tensor.shape) == 2 else 0
     hidden = tensor.shape[0 if which == "1" else 1] if numel else 0
     if not num_local_experts or not numel or numel % (num_local_experts * hidden) or tensor.strides != (tensor.shape[1], 1):

@@ -9,7 +9,10 @@ from tasks.engine.tensors.catalog import StateItem
 
 RELEASE = "release"  # the folder of a converted checkpoint, in place of `iter_%07d`
 TRACKER = "latest_checkpointed_iteration.txt"
-COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size")
+COUNTERS = (
+    *("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size", "world_size"),
+)
 SCHEDULE = "opt_param_scheduler"
 PER_RANK = ("rng_state", "rerun_state_machine", "optimizer", "num_floating_point_operations_so_far")
 
@@ -69,13 +72,28 @@ def common_items(held: Mapping[str, object]) -> Iterator[StateItem]:
     iteration = held.get("iteration")
     if type(iteration) is int:
         yield StateItem("iteration", "object", value=iteration)
+    version = held.get("checkpoint_version")
+    if isinstance(version, (int, float)):
+        yield StateItem("checkpoint_version", "object", value=int(version))
     args = held.get("args")
     values = args.values if isinstance(args, Arguments) else {}
     for name in COUNTERS:
         value = values.get(name)
         if type(value) is int:
             yield StateItem(f"args.{name}", "object", value=value)
+    for number, group in enumerate(_groups(held.get("optimizer"))):
+        step = group.get("step")
+        if isinstance(step, (int, float)):
+            yield StateItem(f"optimizer.param_groups.{number}.step", "object", value=int(step))
     schedule = held.get(SCHEDULE)
     if isinstance(schedule, dict):
         for key, value in schedule.items():
             yield StateItem(f"{SCHEDULE}.{key}", "object", value=value if type(value) is int else None)
+
+
+def _groups(optimizer: object) -> Iterator[Mapping[object, object]]:
+    # The parameter groups of one optimizer, or of several chained ones.
+    for outer in optimizer if isinstance(optimizer, list) else [optimizer]:
+        inner = outer.get("optimizer", outer) if isinstance(outer, dict) else None
+        groups = inner.get("param_groups") if isinstance(inner, dict) else None
+        yield from (group for group in groups if isinstance(group, dict)) if isinstance(groups, list) else ()

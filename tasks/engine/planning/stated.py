@@ -12,6 +12,13 @@ from tasks.engine.families.dims import Config, Dims
 from tasks.engine.tensors.catalog import Fact
 
 _TANH = frozenset({"gelu_new", "gelu_pytorch_tanh", "gelu_fast"})
+# Words of families.dims that are compared. Not the vocabulary (trainers may count the tokenizer's ids only) and positions (often raised).
+_SIZES = frozenset(
+    {
+        *("hidden", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate", "moe_intermediate", "shared_intermediate"),
+        *("num_experts", "tie_word_embeddings"),
+    }
+)
 _TYPES = frozenset({"default", "llama3"})
 
 
@@ -42,7 +49,7 @@ def check_stated(stated: Mapping[str, Fact], config: Config, dims: Dims | None) 
 def _of_config(word: str, config: Config, dims: Dims | None) -> Fact | None:
     if word in _READ:
         return _READ[word](config)
-    if dims is None:
+    if dims is None or word not in _SIZES:
         return None
     return dims.flags.get(word, dims.sizes.get(word))
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from reports.errors import FormatError, HostilePickleError, ReplicaError
+from tasks.engine.families.families import find_family
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.writing.replicas import check_copies
+from tasks.engine.planning.planner import PlanRequest, make_plan
+from tasks.engine.writing.replicas import check_copies, check_replicas
 from tasks.engine.writing.source_bytes import SourceBytes
-from tests.builders.megatron import Grid, Model, edit_rank, write_legacy
+from tests.builders.megatron import Grid, Model, config, edit_rank, write_legacy
 
 DENSE, EXPERTS = Model(), Model(experts=4)
 
@@ -173,6 +175,56 @@ def test_copies_that_differ_between_ranks_are_refused_with_both_named(model, gri
     with pytest.raises(ReplicaError, match=rf"^{name}: .*{rank}/.* and mp_rank_00"):
         check_copies(source)
     source.files.close()
+
+
+EMBEDDING = "embedding.word_embeddings.weight"
+
+
+@pytest.mark.parametrize("drift", [0.0, 1.0])
+def test_the_copy_of_the_embedding_that_a_prediction_stage_holds_must_be_equal(drift, tmp_path):
+    truth = write_legacy(tmp_path, DENSE, Grid(tp=2, pp=2))
+    for tp, rank in enumerate(("mp_rank_00_001", "mp_rank_01_001")):
+        copy = truth[EMBEDDING].chunk(2)[tp] + drift * tp
+        edit_rank(tmp_path / rank, lambda held, copy=copy: held["model"].update({EMBEDDING: copy.clone()}))
+    reader = open_checkpoint(tmp_path)
+    source = SourceBytes(reader, reader.catalog())
+    assert [r.locator.path.split("/")[0] for r in reader.catalog().replicas if r.fqn == EMBEDDING] == ["mp_rank_00_001", "mp_rank_01_001"]
+    if drift:
+        with pytest.raises(ReplicaError, match=r"^embedding\.word_embeddings\.weight: .*mp_rank_01_001/.* and mp_rank_01_000"):
+            check_copies(source)
+    else:
+        assert check_copies(source) > 0
+    source.files.close()
+
+
+@pytest.mark.parametrize("drift", [0.0, 1.0])
+def test_the_tied_copy_on_the_last_stage_must_be_equal(drift, tmp_path):
+    model = Model(tied=True)
+    write_legacy(tmp_path, model, Grid(tp=2, pp=2))
+    edit_rank(tmp_path / "mp_rank_01_001", lambda held: held["model"]["output_layer.weight"].add_(drift))
+    reader = open_checkpoint(tmp_path)
+    family = find_family(config(model))
+    assert family is not None
+    dims = family.dims(config(model))
+    plan = make_plan(reader.catalog(), PlanRequest(family, dims, family.expectation(dims)))
+    source = SourceBytes(reader, reader.catalog())
+    assert [(alias.name, alias.of) for alias in plan.aliases] == [("output_layer.weight", EMBEDDING)]
+    if drift:
+        with pytest.raises(ReplicaError, match=r"^output_layer\.weight: row 8 differs from embedding\.word_embeddings\.weight"):
+            check_replicas(plan, source)
+    else:
+        assert check_replicas(plan, source) > 0
+    source.files.close()
+
+
+def test_padding_of_the_vocabulary_is_left_out_and_said(tmp_path):
+    write_legacy(tmp_path, DENSE, Grid(tp=2))
+    family = find_family(config(DENSE))
+    assert family is not None
+    dims = family.dims(config(DENSE))
+    plan = make_plan(open_checkpoint(tmp_path).catalog(), PlanRequest(family, dims, family.expectation(dims)))
+    assert [drop.name for drop in plan.dropped] == [f"{EMBEDDING} rows 10-15", "output_layer.weight rows 10-15"]
+    assert all("padding to 16 rows" in drop.because and drop.asked_by == "rule" for drop in plan.dropped)
 
 
 def test_a_share_of_another_size_is_refused_with_both_ranks(tmp_path):
