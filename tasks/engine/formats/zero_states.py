@@ -122,7 +122,7 @@ def read_model_states(found: FoundFile) -> ModelStates:
     """
     file, held = open_states(found)
     take = _Taker(file, held)
-    dims = take("checkpoint_parallel_dimensions", _counts_by_name) or {}
+    tp_degree = (take("checkpoint_parallel_dimensions", _mapping) or {}).get("tp_degree")
     return ModelStates(
         file,
         take("module", _tensors_of),
@@ -133,7 +133,7 @@ def read_model_states(found: FoundFile) -> ModelStates:
         take("shared_params", _texts) or {},
         take("global_steps", _count),
         take("mp_world_size", _count) or 1,
-        dims.get("tp_degree"),
+        tp_degree if isinstance(tp_degree, int) else None,
         held.get("optimizer"),
         tuple(str(key) for key in held if key not in ENGINE_KEYS),
         _is_round_robin(held.get("ds_config")),
@@ -294,10 +294,6 @@ def _count(value: object) -> int:
 
 def _counts(value: object) -> list[int]:
     return [_count(item) for item in _list(value)]
-
-
-def _counts_by_name(value: object) -> Mapping[str, int]:
-    return {_text(name): _count(item) for name, item in _mapping(value).items()}
 
 
 def _per_group(value: object, num_groups: int) -> list[int]:
