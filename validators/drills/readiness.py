@@ -20,6 +20,7 @@ SHARDING_METADATA: Mapping[str, str] = MappingProxyType(
         "zero": "the model states' file: parameter shapes and partitions; `latest` names the save",
         "universal": "one folder per parameter: tensors are whole",
         "megatron": "the arguments in every rank's file; latest_checkpointed_iteration.txt names the save",
+        "megatron_dist": ".metadata beside common.pt; latest_checkpointed_iteration.txt names the save",
         "hf": "nowhere: tensors are whole; the index names their files",
     }
 )
@@ -31,6 +32,7 @@ RESHARDABLE: Mapping[str, str] = MappingProxyType(
         "zero": "not as it is: convert it to a universal checkpoint first",
         "universal": "yes, by DeepSpeed's universal loader",
         "megatron": "not in the legacy format, except for its distributed optimizer's fully reshardable one",
+        "megatron_dist": "yes, by Megatron's own loader",
         "hf": "weights are whole; the optimizer's state is the trainer's",
         "fsdp1_ranks": "no: one file per rank; merge it first",
     }
@@ -109,11 +111,11 @@ def _sharded(facts: StateFacts, *_: object) -> tuple[str, str]:
 
 
 def _metadata(facts: StateFacts, *_: object) -> tuple[str, str]:
-    return SHARDING_METADATA.get(facts.format, "as the format has it"), f"format {facts.format}"
+    return SHARDING_METADATA[facts.format], f"format {facts.format}"
 
 
 def _other_world(facts: StateFacts, *_: object) -> tuple[str, str]:
-    return RESHARDABLE.get(facts.format, "not known"), f"format {facts.format}; `shardwright drill` tries it for dcp"
+    return RESHARDABLE[facts.format], f"format {facts.format}; `shardwright drill` tries it for dcp"
 
 
 def _export(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]:
