@@ -25,6 +25,8 @@ OTHER_FORMATS = (
     *("ds_pipe_pp2_zero1", "ds_universal_from_zero2", "ds_zero1_bf16", "ds_zero1_bf16_frozen", "ds_zero1_bf16opt", "ds_zero2_bf16_tied"),
     *("ds_zero2_bf16_ws3", "ds_zero2_moe_ep2", "ds_zero3_bf16", "ds_zero3_fp32_frozen", "hf_trainer_llama"),
     *("mg_gpt2_tied_tp2pp2_legacy", "mg_llama_distopt_tp2dp2_legacy", "mg_llama_untied_tp2pp2_legacy", "mg_mixtral_tp2ep2_etp1_legacy"),
+    *("mg_core0161_llama_tp2pp2_torchdist", "mg_llama_distopt_tp2dp2_fully", "mg_mixtral_tp2ep2_etp1_torchdist", "mg_qwen3_tp2_torchdist"),
+    "fsdp1_sharded_w2_llama_tied",
 )
 CONTINUED = {
     "fsdp2_w2_llama_untied": "llama",

@@ -29,7 +29,7 @@ RESHARDABLE: Mapping[str, str] = MappingProxyType(
     {
         "dcp": "yes, torch's loader reshards tensors; random numbers and data position are per rank and are not resharded",
         "dcp_hf": "tensors, by torch's loader; there is no training state",
-        "zero": "not as it is: convert it to a universal checkpoint first",
+        "zero": "not as it is: write it as universal first (shardwright reshard --format universal)",
         "universal": "yes, by DeepSpeed's universal loader",
         "megatron": "at the same tp, pp, vpp and ep, at any dp: the legacy format is not resharded",
         "megatron_dist": "yes, by Megatron's loader; an optimizer that is dp_reshardable only at the same tp, pp and ep",
@@ -111,11 +111,11 @@ def _sharded(facts: StateFacts, *_: object) -> tuple[str, str]:
 
 
 def _metadata(facts: StateFacts, *_: object) -> tuple[str, str]:
-    return SHARDING_METADATA.get(facts.format, "as the format has it"), f"format {facts.format}"
+    return SHARDING_METADATA[facts.format], f"format {facts.format}"
 
 
 def _other_world(facts: StateFacts, *_: object) -> tuple[str, str]:
-    return RESHARDABLE.get(facts.format, "not known"), f"format {facts.format}; `shardwright drill` tries it for dcp"
+    return RESHARDABLE[facts.format], f"format {facts.format}; `shardwright drill` tries it for dcp"
 
 
 def _export(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.engine.formats.readers import open_checkpoint
+from tasks.engine.formats.readers import READERS, open_checkpoint
 from tasks.engine.restoring.facts import gather_facts
 from tests.builders.dcp import save_alone
 from validators.drills.inventory import ROWS, take_inventory
-from validators.drills.readiness import Declared, Surroundings, answer_readiness
+from validators.drills.readiness import RESHARDABLE, SHARDING_METADATA, Declared, Surroundings, answer_readiness
 
 ALONE = Surroundings()
 MODEL = {"a": torch.ones(3, 2), "b": torch.ones(2)}
@@ -138,3 +138,8 @@ def test_a_trainers_files_beside_whole_weights_are_read(tmp_path):
     assert found["train step"].detail == "4"
     assert found["optimizer moments"].presence == "present"
     assert found["optimizer step"].presence == "present"
+
+
+def test_the_checklist_knows_every_format():
+    names = {reader.name for reader in READERS}
+    assert (set(SHARDING_METADATA), set(RESHARDABLE)) == (names, names)
