@@ -51,8 +51,8 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, t
 
 def _look_around(checkpoint: Path, runs: Path) -> Surroundings:
     beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
-    kept = tuple(save.step for save in beside.complete() if save.step is not None)
-    nbytes = next((save.nbytes for save in beside.saves if save.path == str(checkpoint)), 0)
+    kept = tuple(save.name for save in beside.complete())
+    nbytes = next((save.nbytes for save in beside.saves if checkpoint.is_relative_to(save.path)), 0)
     passed = [past for past in read_history(runs) if past.green and checkpoint.name in past.drilled]
     last = f"{passed[-1].finished}, level {passed[-1].level} ({passed[-1].run_id})" if passed else ""
     exported = find_export(runs, beside.root)

@@ -4,8 +4,9 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 
-from flows.run import versions
+from flows.run import now, versions
 from reports.errors import CommitError
 from reports.spell import spell_bytes, spell_seconds
 from reports.write import replace_text
@@ -41,8 +42,8 @@ def record_checkpoint(checkpoint: Path, also: tuple[Path, ...], step: int | None
         raise CommitError("is recorded already", where=str(path), remedy="Give --replace if the checkpoint was changed on purpose.")
     (save,) = list_saves(root, also).saves
     with tempfile.TemporaryDirectory() as folder:
-        drilled = read_stored(Drilled, read_save.fn(save, also, Path(folder) / "records", Path(folder), workers, look_up=False))
-    made = make_record(drilled, "record", versions())
+        drilled = read_stored(Drilled, read_save.fn(save, also, None, Path(folder), workers, perf_counter))
+    made = make_record(drilled, "record", versions(), now())
     return replace_text(path, record_to_json(made)), len(made.entries)
 
 

@@ -22,7 +22,8 @@ from tasks.engine.formats.readers import check_folder
 from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
-from validators.drills.drift import list_keys, list_order, spelling_of
+from validators.drills.consistency import known_step
+from validators.drills.drift import list_keys, list_order, spelling_of, versions_of
 from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
 from validators.drills.log import read_goals, read_log
@@ -94,12 +95,12 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     asked, root = _read_asked(request), request.root.absolute()
     call, records = run.runner.call, request.runs.absolute() / RECORDS
     also = tuple(path.absolute() for path in request.also)
-    found_at = run.phase("find", lambda: call(find_saves, root, also, run.folder))
+    found_at = run.phase("find", lambda: call(find_saves, root, also, run.folder, run.clock))
     found = read_stored(Found, found_at)
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
-    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real))
+    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real, found))
     tried = _sabotage(run, found, sound) if sound and request.reach != "D1" and not request.also else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
@@ -115,7 +116,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     past = _past(run, request, results, sound, numbers)
     outcome = _write(request, run, results, sound, (*asked.history, past))
     for read in sound:
-        keep_record(read, records, versions)
+        keep_record(read, records, versions, past.finished)
     append_history(request.runs, request.root, past)
     if not outcome.verdict.green:
         raise DrillFailedError(outcome)
@@ -130,14 +131,16 @@ def _read_saves(request: DrillRequest, run: Run, found: Found, history: tuple[Pa
         tried.append(_read(request, run, save, "read" if not tried else f"read {save.name}"))
         if not tried[-1][1].damage:
             older = choose_older(complete, save, history)
-            return [*tried, *([_read(request, run, older, f"read {older.name}")] if older else [])]
+            return [*tried, *([_read(request, run, older, f"read older {older.name}")] if older else [])]
     return tried
 
 
 def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path, Drilled]:
     records = request.runs.absolute() / RECORDS
     also = tuple(root / save.name if (root / save.name).is_dir() else root for root in (path.absolute() for path in request.also))
-    path = run.phase(phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers), nbytes_read=save.nbytes)
+    path = run.phase(
+        phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers, run.clock), nbytes_read=save.nbytes
+    )
     return path, read_stored(Drilled, path)
 
 
@@ -174,9 +177,10 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
     return Real(tuple(restored), resumed)
 
 
-def _rto(run: Run, real: Real) -> dict[str, float]:
-    # What a restore would wait for: finding the newest save, reading it, loading it, the first step.
-    phases = {phase.name: phase.seconds for phase in run.phases if phase.name in ("find", "read")}
+def _rto(run: Run, real: Real, found: Found) -> dict[str, float]:
+    # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step.
+    read = sum(phase.seconds for phase in run.phases if phase.name.startswith("read") and not phase.name.startswith("read older"))
+    phases = {"find": found.find_seconds, "read": read}
     if real.resumed is not None:
         return phases | {"load": real.resumed.load_seconds, "first step": real.resumed.first_step_seconds}
     return phases | ({"load": real.restored[0].seconds} if real.restored else {})
@@ -222,14 +226,14 @@ def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sou
         run.run_id,
         report.finished,
         request.reach,
-        sound[0].save.step if sound else None,
+        known_step(sound[0]) if sound else None,
         verdict.green,
         verdict.line,
         numbers.rto_seconds,
         numbers.rpo_seconds,
         numbers.nbytes,
         tuple(one.save.name for one in sound),
-        dict(run.environment),
+        versions_of(facts, run.environment) if facts else dict(run.environment),
         list_keys(facts) if facts else (),
         list_order(facts) if facts else (),
         spelling_of(facts) if facts else "",

@@ -115,7 +115,7 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
         print(f"left out {name_some(names)}: {reason}")
     for note in report.notes:
         print(f"note     {note}")
-    if report.kind != "drill":
+    if report.has_mapping:
         print(report.mapping_line())
     print(f"{verdict.line}: {report.subject}" if verdict.green else verdict.line)
     if stage is not None:

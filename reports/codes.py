@@ -16,6 +16,7 @@ _FROM_COMPLETE = "Export again from a complete checkpoint."
 _SOURCE = "Look at this tensor in the checkpoint; if it is so there, export another step."
 _REPORT = "Do not publish. Export again; if it comes back, report it with the run folder."
 _CONFIG = "Use the config.json the model was trained with."
+_GENERATION = "Mend generation_config.json."
 _TOKENIZER = "Hand in the tokenizer the model was trained with (--assets)."
 _UNTRAINED = "Look at this tensor in the checkpoint: it may never have been loaded or trained."
 _COPIED = "A rank was read twice, or a layer offset is wrong: export again."
@@ -132,6 +133,8 @@ _EXPERTS: dict[str, Code] = {
     "experts.shape": Code("experts of a layer differ in shape", _MAPPING),
     "experts.router-missing": Code("a layer with experts has no router", _FROM_COMPLETE),
     "experts.router-rows": Code("the router has not one row per expert", _CONFIG),
+    "experts.router-equal": Code("all rows of a router are equal, so that it chooses no expert", _SOURCE),
+    "experts.router-repeats": Code("rows of a router are zero or equal: it cannot tell these experts apart", _SOURCE, "warning"),
     "experts.top-k": Code("more experts per token than there are", _CONFIG),
     "experts.identical": Code("two experts hold the same values", "An expert-parallel rank was read twice: export again."),
     "experts.exchanged": Code("an expert holds another expert's values", _MAPPING),
@@ -169,6 +172,13 @@ _OUTLIERS: dict[str, Code] = {
     ),
     "outliers.norm-untouched": Code("the norms of a role are all ones, those of others are not", _UNTRAINED, "warning"),
     "outliers.rms": Code("a matrix is much larger or smaller than its siblings", _UNTRAINED, "warning"),
+    "outliers.zeros": Code(
+        "a part of a matrix or of fused experts is zero, of its siblings none is", "A shard was not merged, or never filled: export again."
+    ),
+    "outliers.zeros-of-some": Code(
+        "many of a role have zeros, the others none", "Look whether these layers were pruned on purpose, or a shard is lost.", "warning"
+    ),
+    "outliers.source-zeros": Code("a part is zero in the source too, of its siblings none is", _SOURCE, "warning"),
     "outliers.fresh": Code("a matrix looks freshly drawn, its siblings look trained", _UNTRAINED, "warning"),
 }
 
@@ -265,6 +275,16 @@ _CONFIG_CODES: dict[str, Code] = {
     "config.rope-one-spelling": Code(
         "only rope_parameters has the RoPE base; transformers 4 falls back to 10000", "Write rope_theta too.", "warning"
     ),
+    "config.rope-type": Code("a RoPE type that no loader knows", _CONFIG),
+    "config.rope-field-missing": Code("RoPE lacks a field that its type needs", _CONFIG),
+    "config.rope-range": Code("a RoPE field is out of range, or contradicts another", _CONFIG),
+    "config.activation": Code("an activation that no loader knows", _CONFIG),
+    "config.layer-types": Code("layer_types does not name as many layers as there are", _CONFIG),
+    "config.expert-groups": Code("expert groups do not divide the experts, or more are chosen than there are", _CONFIG),
+    "config.token-id-type": Code("a special id is no whole number", "Write the token's id, not its text."),
+    "config.forced-token": Code("generation forces a token that is not in the vocabulary", _GENERATION),
+    "config.generation-range": Code("a sampling field is out of range: engines refuse it, or sample nonsense", _GENERATION),
+    "config.generation-lengths": Code("generation must be longer than it may be", _GENERATION),
     "config.eps": Code("the norms' epsilon is out of range", _CONFIG),
     "config.max-position": Code("max_position_embeddings is not a positive number", _CONFIG),
     "config.dtype": Code("the config names another dtype than was written", "Set dtype to what was written."),

@@ -22,7 +22,8 @@ _COMMIT: dict[str, Code] = {
     "commit.unreadable": Code("a save that no reader accepts was passed over", _SAVING, "warning"),
     "commit.damaged": Code("bytes of the chosen save are not what its writer recorded", _RESTORE_COPY),
     "commit.leftover": Code("a temporary or empty file of an interrupted write", "Remove it when nothing writes there.", "warning"),
-    "commit.pointer": Code("the pointer file names another save than the newest complete one", "Point it at that one, or resume by step."),
+    "commit.pointer": Code("the pointer file names a save that is not complete, or none", "Point it at the newest complete one."),
+    "commit.pointer-older": Code("the pointer file names an older save than the newest complete one", "Right after a rollback.", "warning"),
 }
 
 _COMPONENTS: dict[str, Code] = {
@@ -43,6 +44,7 @@ _COMPONENTS: dict[str, Code] = {
 _STATE: dict[str, Code] = {
     "state.missing": Code("something that was recorded is no longer in the save", _RESTORE_COPY),
     "state.unexpected": Code("something is in the save that was not there when it was recorded", _ORIGINAL),
+    "state.added": Code("a file or object that was not there when the save was recorded", "Look who put it there.", "warning"),
     "state.changed": Code("values differ from those recorded", _RESTORE_COPY),
 }
 
@@ -53,14 +55,22 @@ _CONSISTENCY: dict[str, Code] = {
     "consistency.optimizer-step": Code(
         "the optimizer's step is not the trainer's", "Right with skipped or accumulated steps; else look at what is saved when.", "warning"
     ),
-    "consistency.scheduler-restarted": Code("the schedule is at step 0 in a run that has trained", "Look at how the schedule is saved."),
+    "consistency.scheduler-restarted": Code(
+        "the schedule is at step 0 in a run that has trained", "Right in the first epoch if it counts epochs; else it is lost.", "warning"
+    ),
     "consistency.scheduler-step": Code(
         "the schedule's step is not the trainer's", "Right if it counts other units; else look at what is saved when.", "warning"
     ),
     "consistency.folder-step": Code(
         "the folder's name tells another step than the counter inside", "Rename it, if it was copied.", "warning"
     ),
+    "consistency.ranks-lost": Code(
+        "state that every rank saves for itself is there of some ranks only", "Look at how it is saved: by dp rank?"
+    ),
     "consistency.tokens": Code("consumed tokens are not steps times tokens per step", "Correct tokens_per_step, or find the lost batches."),
+    "consistency.tokens-logged": Code(
+        "consumed tokens are not those of the log", "Right if the two count other things; else find the lost batches.", "warning"
+    ),
     "consistency.moment-shape": Code("a moment has another shape than its parameter", "The optimizer was misaligned when it was saved."),
     "consistency.orphan-moments": Code(
         "moments of parameters that the model does not have", "Model and optimizer are of two runs or versions."
@@ -126,7 +136,7 @@ _OBJECTIVES: dict[str, Code] = {
     "objectives.export-unverified": Code(
         "exports are scheduled, and no green one of this run is known", "Export or gate it, with the same --runs.", "warning"
     ),
-    "objectives.free-space": Code("the next save may not fit", "Free space, or keep fewer."),
+    "objectives.free-space": Code("the next save may not fit", "Free space, or keep fewer.", "warning"),
     "objectives.save-blocks": Code("saves hold training for too much of its time", "Save asynchronously, or less often."),
     "objectives.interval": Code(
         "the save interval is far from Young's optimum", "Move it there, unless failures are found late.", "warning"
@@ -137,10 +147,15 @@ _DRIFT: dict[str, Code] = {
     "drift.keys": Code(
         "names changed since the last drill: an upgrade, or another model", "Map the old names before older saves are needed."
     ),
-    "drift.flattening": Code(
-        "the optimizer's entries are spelled in another way than at the last drill", "Set the flattening option back, or map."
+    "drift.state-keys": Code(
+        "an optimizer's entries came or went since the last drill", "Right after unfreezing; else look why.", "warning"
     ),
-    "drift.parameter-order": Code("the optimizer lists the same parameters in another order", "Restore by name, never by number."),
+    "drift.flattening": Code(
+        "the optimizer's entries are spelled in another way than at the last drill",
+        "Set the option back before older saves are loaded.",
+        "warning",
+    ),
+    "drift.parameter-order": Code("the optimizer lists the same parameters in another order", "Restore by name, not by number.", "warning"),
     "drift.versions": Code("a framework changed since the last drill", "Drill again at level D3.", "warning"),
 }
 

@@ -50,7 +50,7 @@ def _properties(report: Report) -> list[tuple[str, str]]:
         "subject": report.subject,
         "source": report.source,
         "plan_digest": report.plan_digest,
-        "mapping": report.mapping_line(),
+        **({"mapping": report.mapping_line()} if report.has_mapping else {}),
         "schema": report.schema,
     }
     return [*facts.items(), *((f"environment.{name}", value) for name, value in sorted(report.environment.items()))]

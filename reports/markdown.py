@@ -33,7 +33,7 @@ def render_markdown(report: Report, required: frozenset[str] = frozenset()) -> s
     parts = [
         f"## {'✅ green' if verdict.green else '❌ red'} · {escape_markdown(shorten(report.subject))}",
         escape_markdown(shorten(verdict.line, 1000)),
-        escape_markdown(shorten(report.mapping_line())),
+        escape_markdown(shorten(report.mapping_line())) if report.has_mapping else "",
         "\n".join(
             [
                 "| check | status | examined | time | measured |",

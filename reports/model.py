@@ -203,6 +203,11 @@ class Report:
     history: tuple[PastRun, ...] = ()
     schema: str = SCHEMA
 
+    @property
+    def has_mapping(self) -> bool:
+        """Whether the run is about names that were mapped; a drill is not."""
+        return self.kind != "drill"
+
     def mapping_line(self) -> str:
         """Return `mapping proven by: …` or `mapping not proven`.
 

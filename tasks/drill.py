@@ -1,10 +1,8 @@
 """The steps of a drill: find the saves, read two of them whole, judge. Between them travel paths of stored values."""
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from shutil import disk_usage
 
@@ -20,6 +18,7 @@ from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.saves import list_saves, open_save
 from validators.drills.check import run_drill_check
 from validators.drills.checks import DRILL_CHECKS
+from validators.drills.consistency import known_step
 from validators.drills.evidence import Drilled, DrillEvidence, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.facts import Record
 from validators.drills.goals import Goals, Numbers
@@ -36,6 +35,7 @@ class Found:
     pointer: str
     leftovers: tuple[str, ...]
     interval_seconds: float
+    find_seconds: float
 
     def complete(self) -> list[Save]:
         """Return the saves that can be read.
@@ -66,33 +66,34 @@ class DrillFacts:
 
 
 @task(name="find saves", cache_policy=NO_CACHE)
-def find_saves(root: Path, also: tuple[Path, ...], folder: Path) -> Path:
+def find_saves(root: Path, also: tuple[Path, ...], folder: Path, clock: Callable[[], float]) -> Path:
     """List a run's saves.
 
     Args:
         root: the run's root, or one save.
         also: more roots of the same saves.
         folder: the run folder.
+        clock: counts seconds.
 
     Returns:
         Path of a Found.
     """
-    saves = list_saves(root, also)
-    found = Found(str(root), saves.saves, saves.pointer, saves.leftovers, saves.interval_seconds())
+    saves = list_saves(root, also, clock)
+    found = Found(str(root), saves.saves, saves.pointer, saves.leftovers, saves.interval_seconds(), saves.find_seconds)
     return write_stored(found, folder / "saves.json")
 
 
 @task(name="read save", cache_policy=NO_CACHE)
-def read_save(save: Save, also: tuple[Path, ...], records: Path, folder: Path, workers: int, *, look_up: bool = True) -> Path:
+def read_save(save: Save, also: tuple[Path, ...], records: Path | None, folder: Path, workers: int, clock: Callable[[], float]) -> Path:
     """Read every byte of a save, and what was recorded of it before.
 
     Args:
         save: a complete one.
         also: more roots of it.
-        records: where drills keep the records they make.
+        records: where drills keep the records they make; None looks for none.
         folder: the run folder.
         workers: tensors read at a time.
-        look_up: whether to look for what was recorded before.
+        clock: counts seconds.
 
     Returns:
         Path of a Drilled.
@@ -100,7 +101,7 @@ def read_save(save: Save, also: tuple[Path, ...], records: Path, folder: Path, w
     Raises:
         FormatError: its record is damaged.
     """
-    begun = time.perf_counter()
+    begun = clock()
     reader = open_save(save, also)
     facts = gather_facts(reader)
     source = SourceBytes(reader, reader.catalog())
@@ -108,10 +109,10 @@ def read_save(save: Save, also: tuple[Path, ...], records: Path, folder: Path, w
         entries, damage = digest_entries(source, list(facts.entries.values()), workers)
     finally:
         source.files.close()
-    seconds = time.perf_counter() - begun
+    seconds = clock() - begun
     facts = replace(facts, entries=entries)
     nbytes = sum(entry.nbytes for entry in entries.values())
-    drilled = Drilled(save, facts, damage, find_record(save, records) if look_up else None, nbytes, seconds)
+    drilled = Drilled(save, facts, damage, find_record(save, facts.root, records) if records else None, nbytes, seconds)
     return write_stored(drilled, folder / f"{save.name}.drilled.json")
 
 
@@ -184,7 +185,7 @@ def measure_numbers(found: Found, newest: Drilled | None, log: Sequence[Step], r
 
 
 def _work_lost(found: Found, newest: Drilled, log: Sequence[Step]) -> Numbers:
-    step = newest.save.step if newest.save.step is not None else 0
+    step = known_step(newest)
     after = [logged for logged in log if logged.step > step]
     if log:
         times = [logged.time for logged in after if logged.time]
@@ -196,15 +197,16 @@ def _work_lost(found: Found, newest: Drilled, log: Sequence[Step]) -> Numbers:
         )
     latest = max(save.saved_at for save in found.saves)
     seconds = latest - newest.save.saved_at + found.interval_seconds
-    steps = max((save.step for save in found.saves if save.step is not None), default=step) - step
+    steps = max(0, max((save.step for save in found.saves if save.step is not None), default=step) - step)
     return Numbers(rpo_seconds=seconds, rpo_steps=steps, rpo_basis="times of files: up to one interval more than the newest save tells")
 
 
-def find_record(save: Save, records: Path) -> Record | None:
+def find_record(save: Save, root: str, records: Path) -> Record | None:
     """Return what was recorded of a save: its own file, else what an earlier drill wrote down.
 
     Args:
         save: any save.
+        root: the folder in it that its catalog counts from, where `record` writes.
         records: where drills keep theirs.
 
     Returns:
@@ -213,7 +215,7 @@ def find_record(save: Save, records: Path) -> Record | None:
     Raises:
         FormatError: it is damaged.
     """
-    for path in (Path(save.path) / RECORD_NAME, record_path(save, records)):
+    for path in (Path(root) / RECORD_NAME, record_path(save, records)):
         if path.is_file():
             return record_from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
     return None
@@ -233,13 +235,14 @@ def record_path(save: Save, records: Path) -> Path:
     return records / f"{save.name}-{digest}.json"
 
 
-def keep_record(drilled: Drilled, records: Path, versions: dict[str, str]) -> Path | None:
+def keep_record(drilled: Drilled, records: Path, versions: dict[str, str], made: str) -> Path | None:
     """Write down what was read of a save, unless something was recorded before or could not be read.
 
     Args:
         drilled: a save, read.
         records: where drills keep their records.
         versions: of what took part.
+        made: when, as ISO 8601.
 
     Returns:
         The file written, or None.
@@ -247,16 +250,17 @@ def keep_record(drilled: Drilled, records: Path, versions: dict[str, str]) -> Pa
     if drilled.record is not None or drilled.damage:
         return None
     records.mkdir(parents=True, exist_ok=True)
-    return replace_text(record_path(drilled.save, records), record_to_json(make_record(drilled, "drill", versions)))
+    return replace_text(record_path(drilled.save, records), record_to_json(make_record(drilled, "drill", versions, made)))
 
 
-def make_record(drilled: Drilled, made_by: str, versions: dict[str, str]) -> Record:
+def make_record(drilled: Drilled, made_by: str, versions: dict[str, str], made: str) -> Record:
     """Return the record of a save.
 
     Args:
         drilled: it, read.
         made_by: "record" or "drill".
         versions: of what took part.
+        made: when, as ISO 8601.
 
     Returns:
         The record.
@@ -267,4 +271,4 @@ def make_record(drilled: Drilled, made_by: str, versions: dict[str, str]) -> Rec
     if drilled.damage:
         first = drilled.damage[0]
         raise FormatError(f"{first.key} cannot be read: {first.what}", where=drilled.save.path, remedy="Record another save.")
-    return Record(datetime.now(UTC).isoformat(timespec="seconds"), made_by, drilled.facts.entries, versions)
+    return Record(made, made_by, drilled.facts.entries, versions)

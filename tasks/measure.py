@@ -27,10 +27,10 @@ from tasks.tally import Difference, Indices, Scratch, Tally
 from tasks.witnesses.boxes import Box, read_box, read_bytes
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.second_path import SecondPath, Target
-from validators.measured import role_of
+from validators.measured import is_router, role_of
 from validators.quantization import encoded_names
 from validators.release import StoredTensor, open_release
-from validators.sampled import count_slices
+from validators.sampled import MAX_EXPERTS, count_slices
 from validators.tables import PartTable, TensorTable, ValueTable, format_shape
 
 _PIECE_NUMEL = 1 << 20  # fewer and longer calls: below 2**19 two workers wait for each other, above 2**20 pieces leave the cache
@@ -192,8 +192,9 @@ def _measure_tensor(job: _Job, witness: SecondPath | None) -> tuple[dict[str, ob
 
 
 def _has_rows(tensor: StoredTensor) -> bool:
-    # Tables of one row per token or position: the matrices outside the layers.
-    return len(tensor.shape) == 2 and role_of(tensor.name) == tensor.name and tensor.stop > tensor.start
+    # Tables of one row per token or position, the matrices outside the layers; and of one row per expert.
+    is_table = role_of(tensor.name) == tensor.name or (is_router(tensor.name) and tensor.shape[0] <= MAX_EXPERTS)
+    return len(tensor.shape) == 2 and tensor.stop > tensor.start and is_table
 
 
 def _pieces(job: _Job, witness: SecondPath | None) -> Iterator[tuple[Box, torch.Tensor | None]]:

@@ -14,9 +14,10 @@ from tasks.engine.formats.dcp_metadata import SavedTensor
 from tasks.engine.restoring.digests import digest_entries
 from tasks.engine.restoring.facts import gather_facts
 from tasks.engine.writing.source_bytes import SourceBytes
-from tasks.restoring.jobs import FolderAsk, RankAnswer, RestoreJob, ResumeJob, TensorAsk, WorldAnswer
+from tasks.restoring.jobs import FolderAsk, RankAnswer, RestoreJob, ResumeJob, StateDifference, TensorAsk, WorldAnswer
 from tasks.restoring.launch import restore, resume
 from tasks.saves import open_save
+from validators.drills.consistency import known_step
 from validators.drills.evidence import Difference, Drilled, Restored, Resumed, Step
 from validators.drills.facts import StateFacts
 from validators.drills.stored import read_stored
@@ -97,14 +98,14 @@ def resume_save(drilled_at: Path, wish: ResumeWish, folder: Path) -> Resumed:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         job = ResumeJob(_folders(reader, drilled.facts), wish.spec, wish.world, wish.steps, scratch)
         ranks = resume(job, folder, wish.seconds).ranks
-    first = drilled.save.step if drilled.save.step is not None else 0
+    first = known_step(drilled)
     return Resumed(
         drilled.save.name,
         first,
         wish.world,
         wish.saved_by,
         steps=tuple(step for rank in ranks for step in _steps(rank, first)),
-        differences=tuple(Difference(d.key, part_of(d.key), d.kind, d.found) for rank in ranks for d in rank.differences),
+        differences=tuple(place_difference(d) for rank in ranks for d in rank.differences),
         compared=sum(rank.compared for rank in ranks),
         refusal=first_cause([rank.refusal for rank in ranks]),
         first_step_seconds=max((rank.first_step_seconds for rank in ranks), default=0.0),
@@ -168,8 +169,22 @@ def count_steps(drilled: Drilled, log: Sequence[Step], wanted: int) -> int:
     Returns:
         As many as are logged after the save; 3 without a log.
     """
-    first = drilled.save.step if drilled.save.step is not None else 0
+    first = known_step(drilled)
     return min(wanted, max((step.step for step in log), default=first) - first) or 3
+
+
+def place_difference(difference: StateDifference) -> Difference:
+    """Return a difference with what it is part of.
+
+    Args:
+        difference: as a rank saw it.
+
+    Returns:
+        The same; what no row of the table names is the model's if it is a tensor, else "other" (a trainer's own, such as a time).
+    """
+    part = part_of(difference.key)
+    is_other = part == "model" and difference.kind == "value"
+    return Difference(difference.key, "other" if is_other else part, difference.kind, difference.found)
 
 
 def part_of(key: str) -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -31,12 +31,16 @@ _TEMPORARY = re.compile(r"\.(?:tmp|temp|partial|incomplete)$|^tmp")
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """All saves under a root, by step, the newest last; `pointer` is what a pointer file beside them names, "" without one."""
+    """All saves under a root, by step, the newest last; `pointer` is what a pointer file beside them names, "" without one.
+
+    `find_seconds` is how long it took, from the newest down, until a complete one was found.
+    """
 
     root: Path
     saves: tuple[Save, ...]
     pointer: str
     leftovers: tuple[str, ...]
+    find_seconds: float = 0.0
 
     def complete(self) -> list[Save]:
         """Return the saves that can be read.
@@ -57,12 +61,13 @@ class Saves:
         return gaps[len(gaps) // 2] if gaps else 0.0
 
 
-def list_saves(root: Path, also: Sequence[Path] = ()) -> Saves:
+def list_saves(root: Path, also: Sequence[Path] = (), clock: Callable[[], float] = lambda: 0.0) -> Saves:
     """Return the saves under a run's root, or the one save that `root` is.
 
     Args:
         root: an existing folder.
         also: more roots of the same saves, for node-local disks.
+        clock: counts seconds.
 
     Returns:
         Saves in numeric order of their steps.
@@ -72,13 +77,17 @@ def list_saves(root: Path, also: Sequence[Path] = ()) -> Saves:
     """
     steps = list_steps(root)
     if not steps or (len(steps) == 1 and any(kind.probe(root).matches for kind in READERS)):  # ZeRO keeps global_stepN inside a save
-        return Saves(root, (_look(root, step_of(root.absolute()), tuple(also)),), "", ())
-    found = []
-    for step in sorted(steps):
-        for name in steps[step]:
+        begun = clock()
+        alone = _look(root, step_of(root.absolute()), tuple(also))
+        return Saves(root, (alone,), "", (), clock() - begun)
+    begun, found_at, found = clock(), 0.0, []
+    for step in sorted(steps, reverse=True):
+        for name in sorted(steps[step]):
             roots = tuple(other / name if (other / name).is_dir() else other for other in also)
             found.append(_look(root / name, step, roots))
-    return Saves(root, tuple(found), _pointer(root), tuple(sorted(p.name for p in root.iterdir() if _TEMPORARY.search(p.name))))
+            found_at = found_at or (clock() - begun if found[-1].is_complete else 0.0)
+    leftovers = tuple(sorted(path.name for path in root.iterdir() if _TEMPORARY.search(path.name)))
+    return Saves(root, tuple(reversed(found)), _pointer(root), leftovers, found_at)
 
 
 def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastDrill]) -> Save | None:

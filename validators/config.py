@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from validators.check import Check, Judgement, Outcome, judge
+from validators.config_sense import judge_sense
 from validators.expectation import Evidence
 from validators.measured import role_of
 from validators.policy import LARGEST_EPS, UNQUANTIZED, dtype_code
@@ -176,6 +177,7 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_rope(config),
         *_judge_numbers(config),
         *_judge_dtype(config, release),
+        *judge_sense(config, release.generation_config),
     ]
     findings = tuple(judgement for judgement in judgements if judgement is not None)
     return Outcome(findings, len(judgements), {"model_type": str(config.get("model_type", ""))})

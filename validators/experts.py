@@ -19,6 +19,7 @@ from validators.check import Check, Outcome
 from validators.expectation import Evidence, Expectation
 from validators.measured import Signature, compared_rows, measured_rows
 from validators.release import StoredTensor
+from validators.sampled import ZERO_ROW, read_repeated
 from validators.shapes import whole_tensors
 
 _EXPERT = re.compile(r"^(?P<prefix>(?:.*\.)?experts\.)(?P<expert>\d+)(?=\.)")
@@ -54,6 +55,7 @@ def examine(evidence: Evidence) -> Outcome:
         *(found for layer in layers for found in _judge_ids(layer, stored, ids.get(layer.prefix, set()))),
         *(found for layer in layers for found in _judge_shapes(layer, whole)),
         *(found for layer in layers for found in _judge_router(layer, stored, evidence.release.config)),
+        *_judge_router_rows(layers, whole, evidence),
         *(found for layer in layers for found in _judge_sources(layer, sources)),
         *_judge_identical(layers, evidence),
         *_judge_exchanged(layers, evidence),
@@ -124,6 +126,20 @@ def _judge_router(layer: _Layer, stored: Mapping[str, StoredTensor], config: Map
         chosen = config.get(field)
         if isinstance(chosen, int) and not 1 <= chosen <= count:
             yield finding("experts.top-k", f"config.json: {field}", expected=f"1 to {count}", found=f"{chosen}")
+
+
+def _judge_router_rows(layers: Sequence[_Layer], whole: Mapping[str, StoredTensor], evidence: Evidence) -> Iterator[Finding]:
+    repeated = {} if evidence.tensors is None else read_repeated(evidence.tensors)
+    for layer in layers:
+        runs = repeated.get(layer.router, ()) if layer.router in whole else ()
+        rows = whole[layer.router].shape[0] if runs else 0
+        if sum(run.count for run in runs if run.origin == ZERO_ROW) == rows:
+            continue  # no router, none that repeats, or one of zeros, which is the finite check's
+        copies = [row for run in runs for row in range(run.start, run.stop)]
+        is_one_row = all((run.origin, run.step) == (0, 0) for run in runs) and len(copies) == rows - 1
+        code = "experts.router-equal" if is_one_row else "experts.router-repeats"
+        found = f"{len(copies)} of {rows} are zero or equal an earlier one: {name_some(map(str, copies))}"
+        yield finding(code, layer.router, expected="a row of its own per expert", found=found)
 
 
 def _sources(evidence: Evidence) -> Mapping[str, str]:

@@ -13,6 +13,8 @@ from validators.tables import parse_shape
 
 Signature = tuple[str, str, float, float, int, str, str]
 
+# Mixtral, Qwen, DeepSeek; gpt-oss, Llama 4; Granite; Jetmoe and Hunyuan.
+ROUTER_ENDINGS = (".gate.weight", ".router.weight", ".router.layer.weight", ".router.classifier.weight", ".gate.wg.weight")
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -127,6 +129,18 @@ def is_norm(name: str) -> bool:
         Whether it says so.
     """
     return "norm" in name.lower() or ".ln_" in name
+
+
+def is_router(name: str) -> bool:
+    """Return whether a name is that of a router's weight, as published models name it.
+
+    Args:
+        name: a tensor name.
+
+    Returns:
+        Whether it says so: `….mlp.gate.weight` is one, `….mlp.gate_proj.weight` none.
+    """
+    return name.endswith(ROUTER_ENDINGS)
 
 
 def by_role(rows: Iterable[Measured]) -> Mapping[str, Sequence[Measured]]:

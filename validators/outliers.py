@@ -5,7 +5,8 @@ the 1 that a zero-centred trainer adds, it is a half or less. A matrix *stands o
 median over the layers (or over the experts of its layer); it is *fresh* when its largest value is what random numbers of its count give,
 while its siblings, as trained matrices do, have larger ones.
 
-All of it is heuristic and only said, but for one thing beyond doubt: a family that centres on one, whose norms together centre on zero.
+All of it is heuristic and only said, but for two things beyond doubt: a family that centres on one, whose norms together centre on zero;
+and zeros in a part of a matrix (validators.zero_shares).
 The first and the last layer differ honestly, and have a wider factor; hybrid models differ by kind of layer, so nothing is said when more
 than a few stand out. Zero biases and constant tensors are the finite check's.
 """
@@ -27,6 +28,7 @@ from validators.quantization import encoded_names
 from validators.sampled import read_samples, sample_values
 from validators.siblings import index_places
 from validators.tables import parse_shape
+from validators.zero_shares import judge_zeros
 
 # Families by what their norms multiply with: the weight itself, or 1 + weight. Source: transformers 5.24, modeling files.
 ONE_CENTRED = frozenset(
@@ -103,6 +105,7 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_untouched(norms),
         *(found for group, along in groups for found in _judge_sizes(group, along)),
         *(found for group, _ in groups for found in _judge_fresh(group)),
+        *judge_zeros(rows, samples, {row.name for row in compared_rows(evidence.values) if row.differing == 0}),
     ]
     leans = [norm.lean for group in norms.values() for norm in group if not math.isnan(norm.lean)]
     measured: dict[str, Measure] = {"norms": len(leans), "matrix_groups": len(groups)}

@@ -58,6 +58,10 @@ OUTLIER_SPREADS = 8.0  # robust standard deviations of log rms; with the factors
 OUTLIER_FACTORS: Mapping[str, float] = MappingProxyType(  # rms against the median, and against both neighbours over layers
     {"layers": 2.0, "experts": 3.0, "edge": 5.0}  # first and last layers honestly differ by 2 to 3
 )
+FEW_ZEROS = 0.01  # share of exact zeros of a role that was not pruned; training leaves none, a cast to fp16 a few
+LOST_ZEROS = 0.05  # share of zeros above that of the role: a part of a matrix was never filled
+LARGEST_LOST_SHARE = 0.25  # of a role that lost a part; more may be layers that were pruned on purpose
+LOST_EXPERT_ZEROS = 0.25  # the same of a fused expert's 32 sampled values, of which chance makes one or two zero
 DRIFT_FACTOR = 4.0  # rms of a matrix against that of an earlier release; training moves it by percents, a lost scale by far more
 UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
 

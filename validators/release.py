@@ -161,6 +161,8 @@ def parse_json_object(path: Path) -> Mapping[str, object] | str:
     Returns:
         The object, or why there is none.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        return "no file"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

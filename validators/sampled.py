@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 SAMPLE_NUMEL = 32  # two independent tensors of 16-bit values agree in a few of them, never in all
+MAX_EXPERTS = 4096  # a matrix of more rows is no router
 ZERO_ROW = -1  # the origin of a row of zeros
 
 _RUN = re.compile(r"^(\d+):(\d+)=(zero|\d+)(\+?)$")

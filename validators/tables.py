@@ -73,7 +73,7 @@ class TensorTable(_Table):
     `absmax`, `rms`, `mean` are over finite elements, in fp64; `nonfinite` counts NaN and infinities; `zero_share` is the share of exact
     zeros; `constant` is 1 when all elements are equal (of more than one); `parity` is the XOR of all elements' bits, in hex.
     `relative_error` is rms(release - source) / rms(source), NaN where nothing was compared. `sample` holds values to compare with, and
-    `repeated` the rows of a matrix outside the layers that are zero or equal an earlier one: see validators.sampled.
+    `repeated` the rows of a router, or a matrix outside the layers, that are zero or equal an earlier one: see validators.sampled.
     """
 
     name: Series[str] = pa.Field(str_length={"min_value": 1})

@@ -6,16 +6,16 @@ those that other tensors have (copied). Quantized weights are the `quantized` ch
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from math import isnan, prod
 
 from reports.codes import finding
 from reports.model import Finding, Measure
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
-from validators.measured import Compared, Measured, Signature, compared_rows, measured_rows
+from validators.measured import Compared, Signature, compared_rows, measured_rows
 from validators.policy import FLUSHED_SHARE
 from validators.shapes import whole_tensors
-from validators.tables import SECOND_COPY
+from validators.tables import SECOND_COPY, parse_shape
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -34,7 +34,7 @@ def examine(evidence: Evidence) -> Outcome:
     rows = [row for group in compared.values() for row in group]
     findings = [
         *(found for tensor in stored for found in _judge_coverage(tensor.name, tensor.shape, compared.get(tensor.name, ()))),
-        *_judge_values(rows, measured_rows(evidence.tensors)),
+        *_judge_values(rows, evidence),
         *(found for row in rows for found in _judge_flushed(row)),
     ]
     measured: dict[str, Measure] = {
@@ -56,9 +56,9 @@ def _judge_coverage(name: str, shape: tuple[int, ...], rows: Sequence[Compared])
         yield finding("values.partial", name, expected=f"{numel} elements compared", found=f"{max(row.numel for row in rows)}")
 
 
-def _judge_values(rows: Sequence[Compared], tensors: Sequence[Measured]) -> Iterator[Finding]:
-    wanted = _names_by_crc(rows)
-    signatures = {row.name: row.signature for row in tensors if row.is_telling}
+def _judge_values(rows: Sequence[Compared], evidence: Evidence) -> Iterator[Finding]:
+    wanted, unlike = _names_by_crc(rows), _unlike_planned(evidence)
+    signatures = {row.name: row.signature for row in measured_rows(evidence.tensors) if row.is_telling}
     holders: dict[Signature, list[str]] = defaultdict(list)
     for name, signature in signatures.items():
         holders[signature].append(name)
@@ -68,15 +68,33 @@ def _judge_values(rows: Sequence[Compared], tensors: Sequence[Measured]) -> Iter
         others = [name for name in wanted.get(row.found_crc32, ()) if name != row.name]
         copies = [name for name in holders.get(signatures[row.name], ()) if name != row.name] if row.name in signatures else []
         if row.witness == SECOND_COPY:
-            found = f"{row.differing} of {row.numel} differ once rounded, by at most {row.max_abs:.3g}, first at {row.first}"
+            found = f"{row.differing} of {row.numel} differ once rounded{_most(row)}, first at {row.first}"
             yield finding("values.copy-differs", row.name, expected="rounded, the checkpoint's copy in training precision", found=found)
         elif others:
             yield finding("values.exchanged", row.name, expected="its own values", found=f"those of {others[0]}")
         elif copies:
             yield finding("values.duplicated", row.name, expected="its own values", found=f"the same as {copies[0]}")
         else:
-            found = f"{row.differing} of {row.numel} differ, by at most {row.max_abs:.3g}, first at {row.first}"
+            counted = f"{row.differing} of {row.numel} differ{_most(row)}, first at {row.first}"
+            found = unlike.get(row.name, counted) if isnan(row.max_abs) else counted
             yield finding("values.differing", row.name, expected=f"bit-equal to {row.witness}", found=found)
+
+
+def _unlike_planned(evidence: Evidence) -> Mapping[str, str]:
+    # What is said of a tensor that could not be compared, since it has another dtype or shape than planned.
+    if evidence.plan is None:
+        return {}
+    plan, stored = evidence.plan, evidence.release.by_name()
+    planned = {name: (dtype, parse_shape(shape)) for name, dtype, shape in zip(plan["name"], plan["dtype"], plan["shape"], strict=True)}
+    return {
+        name: f"stored as {held.dtype} {held.shape}, planned {dtype} {shape}"
+        for name, (dtype, shape) in planned.items()
+        if (held := stored.get(name)) is not None and (held.dtype, held.shape) != (dtype, shape)
+    }
+
+
+def _most(row: Compared) -> str:
+    return "" if isnan(row.max_abs) else f", by at most {row.max_abs:.3g}"  # a NaN against a number, or a tensor not compared
 
 
 def _names_by_crc(rows: Sequence[Compared]) -> Mapping[int, Sequence[str]]:

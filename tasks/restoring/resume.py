@@ -140,11 +140,11 @@ def compare_states(saved: Mapping[str, object], found: Mapping[str, object]) -> 
     homes = {digest_values(value): key for key, value in saved.items() if isinstance(value, torch.Tensor) and _local(value).numel() > 1}
     for key, wanted in saved.items():
         if key not in found:
-            yield StateDifference(key, "missing", "absent after the restore")
+            yield StateDifference(key, "missing" if isinstance(wanted, torch.Tensor) else "value", "absent after the restore")
         elif isinstance(wanted, torch.Tensor):
             yield from _compare_tensors(key, wanted, found[key], homes)
         elif not _is_equal(wanted, found[key]):
-            yield StateDifference(key, "values", f"{_short(found[key])} where {_short(wanted)} was saved")
+            yield StateDifference(key, "value", f"{_short(found[key])} where {_short(wanted)} was saved")
 
 
 def _compare_tensors(key: str, wanted: torch.Tensor, found: object, homes: Mapping[str, str]) -> Iterator[StateDifference]:

@@ -93,6 +93,7 @@ def _lost(kind: type[A], rank: int) -> A:
 def _run_rank(rank: int, world: int, folder: str, work: Callable[[int, int], A], kind: type[A]) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed.checkpoint.api import CheckpointException
 
     die_with_parent()
     warnings.simplefilter("ignore")
@@ -103,7 +104,11 @@ def _run_rank(rank: int, world: int, folder: str, work: Callable[[int, int], A],
 
     def join_and_work() -> A:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-        answer = work(rank, world)
+        try:
+            answer = work(rank, world)
+        except CheckpointException as error:  # no Exception: it wraps what ranks raised, with their tracebacks
+            cause = next(wrapped for wrapped, _ in error.failures.values())
+            raise cause if isinstance(cause, Exception) else RuntimeError(str(cause)) from None
         dist.barrier()
         return answer
 

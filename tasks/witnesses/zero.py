@@ -1,7 +1,8 @@
 """What a DeepSpeed save holds, decoded a second time.
 
 Where a rank recorded which parameter lies where in its slice (`param_slice_mappings`, ZeRO-1 and -2), that map is followed, not the order
-of `param_shapes`: a parameter is its pieces in the order of ranks. Without the map, and for ZeRO-3, the order is walked.
+of `param_shapes`: a parameter is its pieces in the order of ranks. Without the map, for ZeRO-3, and under round_robin_gradients, whose maps
+are wrong, the order is walked.
 
 Source: deepspeed 0.19.8, utils/zero_to_fp32.py, utils/tensor_fragment.py, utils/groups.py; checkpoint/ds_to_universal.py.
 """
@@ -107,7 +108,7 @@ def _masters(model: Loaded, optims: list[Loaded]) -> dict[str, tuple[Ints, list[
             continue
         degree = _expert_degree(optims, number)
         for expert_rank in range(degree):
-            for name, own in _cut_slices(shapes, optims[expert_rank::degree], number).items():
+            for name, own in _cut_slices(shapes, optims[expert_rank::degree], number, by_map=not _is_round_robin(model)).items():
                 found[name if degree == 1 else _global_name(name, expert_rank, shapes)] = (shapes[name], own)
     return found
 
@@ -121,11 +122,17 @@ def _expert_degree(optims: list[Loaded], number: int) -> int:
     return len(optims) // sharing
 
 
-def _cut_slices(shapes: Mapping[str, Ints], ranks: list[Loaded], number: int) -> dict[str, list[Piece]]:
+def _is_round_robin(model: Loaded) -> bool:
+    # DeepSpeed reorders the groups then, and writes maps of the order before.
+    zero = model.mapping("ds_config").get("zero_optimization")
+    return isinstance(zero, dict) and zero.get("round_robin_gradients") is True
+
+
+def _cut_slices(shapes: Mapping[str, Ints], ranks: list[Loaded], number: int, *, by_map: bool) -> dict[str, list[Piece]]:
     # ZeRO-1 and -2: by the ranks' own maps where there are any, else one parameter behind the other.
     vectors = [rank.vector("single_partition_of_fp32_groups", number) for rank in ranks]
     maps = [rank.items("param_slice_mappings") for rank in ranks]
-    if any(number >= len(own) for own in maps):
+    if not by_map or any(number >= len(own) for own in maps):
         gaps = ranks[0].items("param_alignment_paddings")
         return _follow(shapes, gaps[number] if number < len(gaps) else [0] * len(shapes), vectors)
     found: dict[str, list[Piece]] = {name: [] for name in shapes}

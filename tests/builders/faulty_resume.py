@@ -1,6 +1,7 @@
 """Trainers that restore wrongly, each in one way, for `--resume tests.builders.faulty_resume:<fault>`."""
 
 import random
+import time
 from collections.abc import Callable
 
 import torch
@@ -94,3 +95,14 @@ class LastBit(Run):
 
 last_bit_of_the_loss = LastBit
 other_world = faulty()  # restores everything; it is the number of ranks that differs
+
+
+class KeepsTime(Run):
+    """A sound trainer whose state also tells the time."""
+
+    def state(self) -> dict[str, object]:
+        """Return what is saved."""
+        return super().state() | {"clock": time.monotonic()}
+
+
+keeps_time = KeepsTime

@@ -76,7 +76,8 @@ class Zero:
     """One save. `groups` are the trained parameters of each group, in the flat order; `module` is the model's order of names.
 
     `gap` unused elements follow each parameter; `layout` is "zero", "bf16" (BF16_Optimizer), or "elastic"; `step` may be an int as
-    DeepSpeed's own optimizers keep it. `sub_numel` cuts ZeRO-3 groups into sub-groups.
+    DeepSpeed's own optimizers keep it. `sub_numel` cuts ZeRO-3 groups into sub-groups. With `round_robin`, the ranks' maps are of another
+    order than the vectors, as the real ones are.
     """
 
     masters: Tensors
@@ -94,6 +95,7 @@ class Zero:
     int_steps: bool = False
     maps: bool = True
     old: bool = False
+    round_robin: bool = False
     client: dict[str, object] = field(default_factory=dict)
     tag: str = "global_step4"
 
@@ -184,7 +186,7 @@ def model_states(zero: Zero, rank: int) -> dict[str, object]:
         "global_steps": zero.steps,
         "dp_world_size": zero.world,
         "mp_world_size": 1,
-        "ds_config": {},
+        "ds_config": {"zero_optimization": {"stage": zero.stage, "round_robin_gradients": zero.round_robin}},
         "ds_version": "0.19.8",
         **zero.client,
     }
@@ -263,7 +265,7 @@ def _sharded(zero: Zero, group: list[str], rank: int, slot: str | None) -> torch
 def _map(zero: Zero, group: list[str], rank: int) -> OrderedDict[str, fragment_address]:
     size = len(flat_vector(zero, group, None)) // zero.world
     found, at = OrderedDict(), 0
-    for name in group:
+    for name in reversed(group) if zero.round_robin else group:
         first, last = max(at, rank * size), min(at + zero.masters[name].numel(), (rank + 1) * size)
         if first < last:
             found[name] = fragment_address(last - first, first - rank * size)

@@ -123,6 +123,12 @@ def unknown_step(root: Path) -> None:
     (root / "step-6").rmdir()
 
 
+def point_to_incomplete(root: Path) -> None:
+    """As a trainer that moves its pointer before the save is durable."""
+    (root / "step-6" / ".metadata").unlink()
+    (root / "latest").write_text("step-6")
+
+
 def flatten(state: State) -> None:
     """Spell the optimizer's groups by parameter."""
     groups = state["optim"].pop("param_groups")
@@ -153,6 +159,16 @@ def age(root: Path) -> None:
         os.utime(path, (seconds, seconds))
 
 
+def other_writer(root: Path) -> None:
+    """As if the trainer had been upgraded between two saves: the history knows the version that the save before recorded."""
+    edit(lambda state: state["train_state"].update(torch_version="2.13"))(root)
+    history = root.parent / "runs" / "drills.jsonl"
+    rows = [json.loads(line) for line in history.read_text().splitlines()]
+    for row in rows:
+        row["versions"]["writer's train_state.torch_version"] = "2.9"
+    history.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 FAULTS: tuple[CheckpointFault, ...] = (
     CheckpointFault("commit_marker_missing", "commit.uncommitted", in_save(lambda save: (save / ".metadata").unlink())),
     CheckpointFault("metadata_without_ranks", "commit.ranks-missing", in_save(lambda save: (save / "__0_0.distcp").unlink())),
@@ -168,7 +184,7 @@ FAULTS: tuple[CheckpointFault, ...] = (
     ),
     CheckpointFault("empty_rank_file_left", "commit.leftover", in_save(lambda save: (save / "__7_0.distcp").touch())),
     CheckpointFault("temporary_folder_left", "commit.leftover", lambda root: (root / "step-9.tmp").mkdir()),
-    CheckpointFault("pointer_to_an_older_save", "commit.pointer", lambda root: (root / "latest").write_text("step-3")),
+    CheckpointFault("pointer_to_an_older_save", "commit.pointer-older", lambda root: (root / "latest").write_text("step-3")),
     CheckpointFault("model_only_save", "components.model-only", edit(without("optim"))),
     CheckpointFault("optimizer_lost", "components.optimizer-lost", edit(lambda state: state["optim"].update(state={}))),
     CheckpointFault("schedule_not_saved", "components.scheduler", unknown_step),
@@ -224,6 +240,20 @@ FAULTS: tuple[CheckpointFault, ...] = (
         "consistency.moments-narrow",
         edit(lambda state: _each(state, lambda entry: entry.update(exp_avg=entry["exp_avg"].bfloat16()))),
     ),
+    CheckpointFault(
+        "data_positions_of_other_ranks_lost", "consistency.ranks-lost", edit(lambda state: state["dataloader"].update(world_size=4))
+    ),
+    CheckpointFault(
+        "random_numbers_of_a_rank_lost", "consistency.ranks-lost", edit(lambda state: state["rng"].update(rank_2=state["rng"]["rank_0"]))
+    ),
+    CheckpointFault(
+        "tokens_not_those_logged", "consistency.tokens-logged", edit(lambda state: state["train_state"].update(ntokens_seen=84)), log=True
+    ),
+    CheckpointFault("pointer_to_an_incomplete_save", "commit.pointer", point_to_incomplete),
+    CheckpointFault("object_added_after_the_record", "state.added", record_then(lambda state: state.update(note={"by": "someone"}))),
+    CheckpointFault(
+        "moments_gone_since_the_last_drill", "drift.state-keys", edit(lambda state: _entries(state).pop("norm.bias")), drilled_before=True
+    ),
     CheckpointFault("recovery_too_slow", "objectives.rto", leave, {"rto_seconds": 1e-6}),
     CheckpointFault("too_many_steps_lost", "objectives.rpo", leave, {"rpo_steps": 2}, log=True),
     CheckpointFault("budget_exceeded", "objectives.budget", leave, {"declared": {"budget_nbytes": 1000}}),
@@ -239,5 +269,6 @@ FAULTS: tuple[CheckpointFault, ...] = (
     ),
     CheckpointFault("flattening_changed", "drift.flattening", edit(flatten), drilled_before=True),
     CheckpointFault("parameter_order_changed", "drift.parameter-order", edit(swap_groups), drilled_before=True),
+    CheckpointFault("trainer_upgraded_between_saves", "drift.versions", other_writer, drilled_before=True),
     CheckpointFault("framework_upgraded", "drift.versions", other_versions, drilled_before=True),
 )

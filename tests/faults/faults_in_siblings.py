@@ -89,6 +89,17 @@ def draw_uniform(weight: torch.Tensor) -> torch.Tensor:
     return weight.std() * (2 * torch.rand(weight.shape, generator=torch.Generator().manual_seed(2)) - 1)
 
 
+def lose_half_of_experts(held: Tensors) -> None:
+    """Zero half of the rows of three up projections of eight."""
+    for expert in range(3):
+        held[EXPERT_UP.replace("2.up", f"{expert}.up")][12:] = 0
+
+
+def drop_every(stride: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what zeroes one value of so many."""
+    return lambda weight: weight * (torch.arange(weight.numel()).view(weight.shape) % stride != 0)
+
+
 OUTLIERS = (
     Fault("gammas_less_one", "dense", "outliers.norms-centred", less_one("")),  # 16
     Fault("gammas_less_one_in_bf16", "moe", "outliers.norms-centred", both(less_one(""), cast(torch.bfloat16)), dtype="BF16"),  # 16
@@ -100,6 +111,19 @@ OUTLIERS = (
     Fault("matrix_scaled_by_ranks", "dense", "outliers.rms", assign(DOWN, lambda t: t * 4)),
     Fault("expert_at_initial_size", "moe", "outliers.rms", assign(EXPERT_UP, lambda t: 0.02 * draw_normal(t) / t.std())),
     Fault("last_layer_shrunk", "dense", "outliers.rms", assign(DOWN.replace(".1.", ".3."), lambda t: t / 64)),
+    Fault("rows_of_one_shard_lost", "dense", "outliers.zeros", set_at(UP, slice(0, 24), 0.0)),  # 51
+    Fault("columns_of_one_shard_lost", "tied", "outliers.zeros", assign(DOWN, lambda t: torch.cat([t[:, :72], 0 * t[:, 72:]], 1))),
+    Fault("half_of_an_expert_lost", "moe", "outliers.zeros", set_at(EXPERT_UP, slice(12, 24), 0.0)),
+    Fault("every_sixteenth_value_lost", "dense", "outliers.zeros", assign(UP, drop_every(16))),
+    Fault(
+        "shard_lost_in_bf16",
+        "router_bias",
+        "outliers.zeros",
+        both(set_at(EXPERT_UP, slice(12, 24), 0.0), cast(torch.bfloat16)),
+        dtype="BF16",
+    ),
+    Fault("half_of_many_experts_lost", "moe", "outliers.zeros-of-some", tensors(lose_half_of_experts)),
+    Fault("rows_lost_in_source", "dense", "outliers.source-zeros", leave, prepare=set_at(UP, slice(0, 24), 0.0)),
     Fault("matrix_drawn_anew", "dense", "outliers.fresh", assign(UP, draw_normal), prepare=tensors(train_up)),  # 17
     Fault("matrix_as_nn_linear_starts_it", "dense", "outliers.fresh", assign(UP, draw_uniform), prepare=tensors(train_up)),  # 17
 )

@@ -111,6 +111,10 @@ MOE = (
     Fault("expert_of_other_shape", "moe", "experts.shape", assign(f"{EXPERTS}2.down_proj.weight", lambda t: t[:, :20])),
     Fault("router_lost", "moe", "experts.router-missing", remove(ROUTER)),
     Fault("router_row_lost", "moe", "experts.router-rows", assign(ROUTER, lambda t: t[:3])),
+    Fault("router_of_one_row", "moe", "experts.router-equal", assign(ROUTER, lambda t: t[:1].repeat(4, 1))),
+    Fault("router_of_its_mean", "router_bias", "experts.router-equal", assign(ROUTER, lambda t: t.mean(0, keepdim=True).repeat(4, 1))),
+    Fault("router_rank_read_twice", "moe", "experts.router-repeats", assign(ROUTER, lambda t: t[:2].repeat(2, 1))),
+    Fault("router_row_lost", "router_bias", "experts.router-repeats", set_at(ROUTER, (3,), 0.0)),
     Fault("top_k_too_many", "moe", "experts.top-k", config(num_experts_per_tok=8)),
     Fault(
         "ep_local_ids", "moe", "experts.identical", lambda folder: [copy(f".experts.{e}.", f".experts.{e + 2}.")(folder) for e in (0, 1)]

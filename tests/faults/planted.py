@@ -5,6 +5,7 @@ from tests.faults.faults_in_files import FAULTS as IN_FILES
 from tests.faults.faults_in_policy import FAULTS as IN_POLICY
 from tests.faults.faults_in_quantized import FAULTS as IN_QUANTIZED
 from tests.faults.faults_in_saves import FAULTS as IN_SAVES
+from tests.faults.faults_in_sense import FAULTS as IN_SENSE
 from tests.faults.faults_in_siblings import FAULTS as IN_SIBLINGS
 from tests.faults.faults_in_structure import FAULTS as IN_STRUCTURE
 from tests.faults.faults_in_the_folder import FAULTS as IN_FOLDER
@@ -17,6 +18,7 @@ FAULTS: tuple[Fault, ...] = (
     *IN_WEIGHTS,
     *IN_SIBLINGS,
     *IN_STRUCTURE,
+    *IN_SENSE,
     *IN_DRIFT,
     *IN_QUANTIZED,
     *IN_SAVES,

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from flows.drill_requests import DrillRequest
@@ -11,7 +12,7 @@ from flows.restore_drill import DrillFailedError, run_drill
 from flows.run import Outcome, PlainRunner
 from reports.codes import CODES
 from reports.drill_codes import DRILL_CODES
-from tests.faults.faults_in_checkpoints import FAULTS, CheckpointFault, make_run
+from tests.faults.faults_in_checkpoints import FAULTS, CheckpointFault, edit, make_run
 from tests.faults.faults_in_resume import RESTORES, RESUMES
 
 
@@ -64,3 +65,52 @@ def test_each_code_of_drills_has_a_planted_fault(code):
 
 def test_names_of_faults_are_unique():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def _without_momentum(state: dict) -> None:
+    # As plain SGD saves itself: groups, and no state at all.
+    state["optim"] = {"state": {}, "param_groups": [{"lr": 0.1, "momentum": 0.0, "params": list(state["model"])}]}
+
+
+def _factored(state: dict) -> None:
+    # As Adafactor with a first moment: matrices have theirs by rows and columns.
+    for entry in state["optim"]["state"].values():
+        second = entry["exp_avg_sq"]
+        if second.ndim == 2:
+            del entry["exp_avg_sq"]
+            entry |= {"exp_avg_sq_row": second.mean(-1), "exp_avg_sq_col": second.mean(-2)}
+
+
+def _in_blocks(state: dict) -> None:
+    # As 8-bit Adam: codes in the parameter's shape, scales in blocks.
+    for entry in state["optim"]["state"].values():
+        entry["state1"] = entry.pop("exp_avg").to(torch.uint8)
+        entry["state2"] = entry.pop("exp_avg_sq").to(torch.uint8)
+        entry |= {"absmax1": torch.ones(3), "qmap1": torch.ones(256)}
+
+
+def _per_epoch(state: dict) -> None:
+    state["lr_scheduler"].update(last_epoch=0)
+
+
+def _frozen(state: dict) -> None:
+    for name in ("up.bias", "norm.weight"):
+        del state["optim"]["state"][name]
+
+
+@pytest.mark.parametrize("change", [_without_momentum, _factored, _in_blocks, _per_epoch, _frozen])
+def test_honest_optimizers_and_schedules_of_other_kinds_are_green(change, run, tmp_path):
+    root = Path(shutil.copytree(run, tmp_path / "run"))
+    edit(change)(root)
+    edit(change, 3)(root)
+    assert _drill(root).verdict.line.startswith("restorable")
+
+
+def test_a_parameter_unfrozen_between_drills_only_warns(run, tmp_path):
+    root = Path(shutil.copytree(run, tmp_path / "run"))
+    edit(_frozen, 3)(root)
+    later = Path(shutil.move(root / "step-6", tmp_path / "step-6"))
+    assert _drill(root).verdict.green
+    shutil.move(later, root / "step-6")
+    outcome = _drill(root)
+    assert (outcome.verdict.green, {f.code for r in outcome.report.results for f in r.findings}) == (True, {"drift.state-keys"})

@@ -17,6 +17,8 @@ from flows.run import Outcome, PlainRunner
 from reports.errors import CommitError, FormatError, RequestError
 from tasks.drill_history import read_history
 from tests.builders.trainer import Run, write_run
+from tests.faults.faults_in_checkpoints import load_state, write_state
+from tests.unit.drills.test_accepted_reader import Marks
 from validators.drills.record import RECORD_NAME
 
 
@@ -63,6 +65,8 @@ def test_a_sound_run_is_restorable_and_nothing_of_it_is_changed(root):
     before = _contents(root)
     outcome = drill(root, log=root.parent / "run.log.jsonl")
     assert (outcome.verdict.green, codes(outcome)) == (True, set())
+    for path in (outcome.paths.html, outcome.paths.markdown, outcome.paths.junit):
+        assert "mapping not proven" not in path.read_text()
     assert outcome.verdict.line.startswith("restorable")
     assert measured(outcome, "commit")["chosen"] == "step-6, step-3"
     assert _contents(root) == before
@@ -201,3 +205,39 @@ def test_a_log_line_that_is_no_step_is_refused(root):
     (root.parent / "log").write_text('{"step": 1, "rank": 0}\n{"loss": 1}\n')
     with pytest.raises(RequestError, match="line 2 is no step"):
         drill(root, log=root.parent / "log")
+
+
+@pytest.mark.slow
+def test_training_of_two_ranks_continues_bit_for_bit(tmp_path):
+    root = tmp_path / "run"
+    log = write_run(root, world=2, saves=(3, 6), last=12)
+    before = _contents(root)
+    outcome = drill(root, level=None, log=log, resume="tests.builders.trainer:build", max_ranks=4)
+    assert (codes(outcome), outcome.verdict.green) == (set(), True)
+    found = measured(outcome, "resume")
+    assert (found["ranks"], found["steps compared with the log"], found["largest difference of a loss"]) == (2, 12, 0.0)
+    restored = measured(outcome, "restore")
+    assert restored["world sizes"] == "2, 1, 4, 2"
+    assert restored["saved again"] > 40
+    assert set(outcome.report.history[-1].__slots__) >= {"rto_seconds"}
+    assert measured(outcome, "objectives")["rto first step, s"] > 0
+    assert _contents(root) == before
+
+
+@pytest.mark.slow
+def test_a_trainer_that_raises_is_told_with_its_own_words(root):
+    outcome = drill(root, level=None, resume="tests.builders.faulty_resume:raises", log=root.parent / "run.log.jsonl", max_ranks=1)
+    (told,) = [f.found for r in outcome.report.results for f in r.findings if f.code == "resume.refused"]
+    assert told.startswith("RuntimeError at faulty_resume.py")
+    assert "the tokenizer is gone" in told
+
+
+@pytest.mark.slow
+def test_a_hostile_object_of_the_state_is_refused_by_name_and_does_not_run(root, tmp_path):
+    state = load_state(root / "step-6")
+    state["lr_scheduler"]["last_epoch"] = Marks(tmp_path / "ran")
+    write_state(state, root / "step-6")
+    outcome = drill(root, level=None, resume="tests.builders.trainer:build", log=root.parent / "run.log.jsonl", max_ranks=1)
+    (told,) = [f.found for r in outcome.report.results for f in r.findings if f.code == "resume.refused"]
+    assert "pickle asks for posix.mkdir, which is not in the closed list; nothing of it was run" in told
+    assert not (tmp_path / "ran").exists()

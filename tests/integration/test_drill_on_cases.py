@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.recording import record_checkpoint
 from tests.builders.cases import find_case
 from tests.integration.test_drill import codes, drill, measured
 
@@ -79,15 +80,13 @@ def test_torch_restores_it_at_other_world_sizes(name, tmp_path):
 def test_the_logged_continuation_comes_back(name, tmp_path):
     pytest.importorskip("torchdata", reason="cases: the recorded run's loader is torchdata's")
     case = json.loads((find_case(name) / "case.json").read_text())
-    root = tmp_path / "run"
-    _copy(name, root, SAVED_AT)
     with (tmp_path / "log.jsonl").open("w") as log:
         for rank in case["continuation"]:
             for number, loss in enumerate(rank["losses_after"]):
                 lr = [rank["lr"][number]] * 2
                 log.write(json.dumps({"step": SAVED_AT + 1 + number, "rank": rank["dp_rank"], "loss": loss, "lr": lr}) + "\n")
     resume = f"tests.builders.case_trainer:{CONTINUED[name]}"
-    outcome = drill(root, log=tmp_path / "log.jsonl", resume=resume, level=None, max_ranks=4)
+    outcome = drill(find_case(name) / "ckpt", runs=tmp_path / "runs", log=tmp_path / "log.jsonl", resume=resume, level=None, max_ranks=4)
     assert (_errors(outcome), outcome.verdict.green) == ([], True)
     found = measured(outcome, "resume")
     assert found["steps compared with the log"] == 2 * len(case["continuation"])
@@ -104,3 +103,12 @@ def test_a_damaged_save_is_refused_and_an_older_one_chosen(name, tmp_path):
     outcome = drill(root)
     assert DAMAGED[name] in codes(outcome)
     assert measured(outcome, "commit")["chosen"] == "step-2"
+
+
+@pytest.mark.parametrize("name", ["ds_zero2_bf16_ws3", "mg_llama_untied_tp2pp2_legacy", "accelerate_fsdp2_w2_llama", "hf_trainer_llama"])
+def test_a_record_inside_a_save_of_any_format_is_found_again(name, tmp_path):
+    root = Path(shutil.copytree(find_case(name) / "ckpt", tmp_path / "ckpt", copy_function=shutil.copyfile))
+    _, entries = record_checkpoint(root, (), None, replace=False, workers=1)
+    outcome = drill(root)
+    assert (_errors(outcome), outcome.verdict.green) == ([], True)
+    assert measured(outcome, "state")["compared with a record"] == entries

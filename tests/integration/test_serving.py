@@ -127,7 +127,7 @@ def test_a_red_gate_fails_its_run_and_says_why(served):
     [
         ({"source": "/nowhere", "to": "x", "dtype": "int7"}, "int7"),
         ({"to": "x"}, "source"),
-        ({"source": "a", "to": "b", "tpyo": 1}, "tpyo"),
+        ({"source": "a", "to": "b", "workerz": 1}, "workerz"),
     ],
 )
 def test_a_form_filled_in_wrongly_is_refused_at_once(served, request_, word):

@@ -50,6 +50,7 @@ def saves(draw):
         int_steps=draw(st.booleans()),
         maps=draw(st.booleans()),
         old=old,
+        round_robin=draw(st.booleans()),
         client=CLIENT if draw(st.booleans()) else {},
     )
 

@@ -19,7 +19,13 @@ LLAMA_3_1_8B = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-05,
-    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"},
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
     "rope_theta": 500000.0,
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
@@ -134,7 +140,7 @@ def test_text_config_counts_where_the_top_level_says_nothing():
 
 
 def test_both_spellings_of_rope_that_agree_are_sound():
-    both = {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0}}
+    both = {"rope_parameters": {"rope_theta": 500000.0, **LLAMA_3_1_8B["rope_scaling"]}}
     assert codes_of(judge(LLAMA_3_1_8B | both, HEADERS["llama"][1])) == []
 
 

@@ -73,7 +73,7 @@ def test_experts_with_equal_weights_are_identical_whatever_their_zero_biases():
     expected = replace(EXPECTED, experts=(ExpertGroup(0, ROUTER, names),))
     rows = [
         {"name": name, "file": "m", "dtype": "F32", "shape": "6", "absmax": size, "rms": size, "mean": 0.0, "nonfinite": 0}
-        | {"zero_share": float(size == 0), "constant": int(size == 0), "parity": f"{size}", "sample": ""}
+        | {"zero_share": float(size == 0), "constant": int(size == 0), "parity": f"{size}", "sample": "", "repeated": ""}
         for (weight, bias), rms in zip(names, (1.0, 2.0, 1.0), strict=True)
         for name, size in ((weight, rms), (bias, 0.0))
     ]

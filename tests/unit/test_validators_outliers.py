@@ -105,3 +105,55 @@ def test_values_that_are_not_finite_and_empty_tensors_do_not_stop_the_check(judg
     tensors["model.layers.0.up_proj.weight"][:] = float("nan")
     tensors["model.layers.1.a_norm.weight"][:] = float("inf")
     assert judge(tensors, model_type="llama") == []
+
+
+def without(share):
+    """Return a matrix of which the first rows, so large a share, are zero."""
+    made = trained()
+    made[: int(share * len(made))] = 0
+    return made
+
+
+@pytest.mark.parametrize("share", [0.0625, 0.25, 0.5, 0.9])
+def test_a_matrix_that_lost_rows_is_wrong_beside_siblings_that_have_theirs(judge, share):
+    assert ("outliers.zeros", "model.layers.1.mlp.up_proj.weight") in judge(
+        layers(3, lambda i: without(share if i == 1 else 0), "mlp.up_proj.weight")
+    )
+
+
+def test_pruned_models_pass_also_where_only_most_layers_are_pruned(judge):
+    assert judge(layers(6, lambda i: trained() * (torch.rand(48, 64) > 0.5), "mlp.up_proj.weight")) == []
+    assert judge(layers(6, lambda i: trained() * (torch.rand(48, 64) > (0.3 + 0.1 * i if i > 1 else 0)), "mlp.up_proj.weight")) == []
+
+
+def test_layers_pruned_on_purpose_are_only_said(judge):
+    found = judge(layers(6, lambda i: trained() * (torch.rand(48, 64) > (0.5 if i < 2 else 0)), "mlp.up_proj.weight"))
+    assert {code for code, _ in found} == {"outliers.zeros-of-some"}
+
+
+def test_a_few_values_flushed_by_a_cast_pass(judge):
+    few = layers(4, lambda i: (trained() * (torch.rand(48, 64) > (0.04 if i == 0 else 0.002))).half(), "mlp.up_proj.weight")
+    assert judge(few) == []
+
+
+def test_of_two_siblings_neither_is_judged_by_the_other(judge):
+    assert judge(layers(2, lambda i: without(0.25 * i), "mlp.up_proj.weight")) == []
+
+
+def test_biases_of_fused_experts_may_hold_zeros(judge):
+    assert judge(layers(4, lambda i: torch.randn(8, 16) * (torch.arange(8)[:, None] != i), "mlp.experts.down_proj_bias")) == []
+
+
+@pytest.mark.parametrize("lost", [slice(None), slice(0, 32)])
+def test_one_fused_expert_of_many_that_was_lost_is_named(judge, lost):
+    def fused(layer):
+        made = torch.randn(32, 64, 48)
+        if layer == 1:
+            made[7, lost] = 0
+        return made
+
+    assert judge(layers(2, fused, "mlp.experts.gate_up_proj")) == [("outliers.zeros", "model.layers.1.mlp.experts.gate_up_proj")]
+
+
+def test_fused_experts_pruned_alike_pass(judge):
+    assert judge(layers(2, lambda i: torch.randn(32, 64, 48) * (torch.rand(32, 64, 48) > 0.5), "mlp.experts.gate_up_proj")) == []

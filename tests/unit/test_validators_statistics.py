@@ -127,3 +127,19 @@ def test_tensor_no_witness_spoke_of_is_found():
     outcome = values.examine(Evidence(release, values=pd.DataFrame([value("a")])))
     assert [(found.code, found.where) for found in outcome.findings] == [("values.not-compared", "b")]
     assert outcome.examined == 1
+
+
+def test_a_tensor_of_another_dtype_or_shape_than_planned_says_which_instead_of_how_far():
+    plan = pd.DataFrame({"name": ["a", "b"], "dtype": ["BF16", "F32"], "shape": ["4x2", "2x4"]})
+    rows = [value(name, differing=8, first=0, max_abs=float("nan")) for name in "ab"]
+    stored = planned_release({"a": (4, 2), "b": (4, 2)})  # F32
+    outcome = values.examine(Evidence(stored, plan=plan, values=pd.DataFrame(rows)))
+    assert [(found.code, found.found) for found in outcome.findings] == [
+        ("values.differing", "stored as F32 (4, 2), planned BF16 (4, 2)"),
+        ("values.differing", "stored as F32 (4, 2), planned F32 (2, 4)"),
+    ]
+
+
+def test_a_nan_among_values_that_were_compared_is_given_no_distance():
+    outcome = values.examine(evidence(compared=[value("a", differing=2, first=3, max_abs=float("nan"))]))
+    assert [found.found for found in outcome.findings] == ["2 of 8 differ, first at 3"]

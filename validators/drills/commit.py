@@ -65,8 +65,12 @@ def _pointer(evidence: DrillEvidence) -> Iterator[Finding]:
     newest = evidence.newest
     if not evidence.pointer or newest is None:
         return
-    if evidence.pointer.rstrip("/").rsplit("/", 1)[-1] not in (newest.save.name, str(newest.save.step)):
-        yield finding("commit.pointer", "latest", expected=newest.save.name, found=evidence.pointer)
+    named = evidence.pointer.rstrip("/").rsplit("/", 1)[-1]
+    if named in (newest.save.name, str(newest.save.step)):
+        return
+    is_older = any(save.is_complete and named in (save.name, str(save.step)) for save in evidence.saves)
+    code = "commit.pointer-older" if is_older else "commit.pointer"
+    yield finding(code, "latest", expected=newest.save.name, found=evidence.pointer)
 
 
 CHECK = DrillCheck("commit", "D1", examine)

@@ -1,16 +1,17 @@
 """D2: the components of a save belong to one moment of one run, and to each other."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 from reports.codes import finding
 from reports.errors import name_some
 from reports.model import Finding, Measure
 from validators.check import Outcome
 from validators.drills.check import DrillCheck, Skip
-from validators.drills.evidence import Drilled, DrillEvidence
+from validators.drills.evidence import Drilled, DrillEvidence, Step
 from validators.drills.facts import Entry, Scalar, StateFacts
-from validators.drills.goals import Goals
 
 _TRAIN_STEPS = (
     "train_state.step",
@@ -22,6 +23,15 @@ _TRAIN_STEPS = (
 )
 _SCHEDULER_STEPS = ("last_epoch",)  # Megatron's num_steps counts samples
 _TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens", "num_input_tokens_seen")
+# What every rank saves for itself → its number in a key
+RANKED: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "data position": re.compile(r"(?:^|\.)dataloader\.dp_rank_(\d+)(?:\.|$)"),
+        "random numbers": re.compile(r"^(?:rng\.rank_|rng_state_|random_states_)(\d+)(?:\.|$)"),
+    }
+)
+# Slots of tensors that have their parameter's shape
+WHOLE_SLOTS = frozenset({"master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 _NARROW = frozenset({"BF16", "F16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -36,7 +46,9 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
     """
     if evidence.newest is None:
         return Skip("no complete save")
-    findings = [f for drilled in evidence.sound for f in (*_steps(drilled), *_tokens(drilled, evidence.goals), *_moments(drilled))]
+    findings = [
+        f for drilled in evidence.sound for f in (*_ranks(drilled), *_steps(drilled), *_tokens(drilled, evidence), *_moments(drilled))
+    ]
     examined = sum(len(d.facts.entries) for d in evidence.sound)
     return Outcome(tuple(findings), examined, _counters(evidence.newest.facts))
 
@@ -52,6 +64,19 @@ def train_step(facts: StateFacts) -> int | None:
     """
     found = [value for key in _TRAIN_STEPS for value in _ending(facts, key)]
     return found[0] if found else None
+
+
+def known_step(drilled: Drilled) -> int:
+    """Return at which step a save was made, as the log counts.
+
+    Args:
+        drilled: the save.
+
+    Returns:
+        The trainer's own counter, else the folder's number, else 0.
+    """
+    trained = train_step(drilled.facts)
+    return trained if trained is not None else drilled.save.step or 0
 
 
 def _ending(facts: StateFacts, name: str) -> list[int]:
@@ -100,12 +125,41 @@ def _steps(drilled: Drilled) -> Iterator[Finding]:
         )
 
 
-def _tokens(drilled: Drilled, goals: Goals) -> Iterator[Finding]:
+def _ranks(drilled: Drilled) -> Iterator[Finding]:
+    # State that every rank saves under its own number: none between may lack, nor fewer be there than the save says.
+    facts, where = drilled.facts, drilled.save.name
+    recorded = next(iter(_ending(facts, "dataloader.world_size")), 0)
+    for name, pattern in RANKED.items():
+        found = {int(match[1]) for match in map(pattern.search, facts.names()) if match}
+        world = max((rank + 1 for rank in found), default=0)
+        if found and name == "data position":
+            world = max(world, recorded)
+        lost = sorted(set(range(world)) - found)
+        if lost:
+            told = f"none of rank {', '.join(map(str, lost[:8]))}"
+            yield finding("consistency.ranks-lost", f"{where}: {name}", expected=f"state of {world} ranks", found=told)
+
+
+def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
     trained = train_step(drilled.facts)
     tokens = next((value for name in _TOKENS for value in _ending(drilled.facts, name)), None)
-    if goals.tokens_per_step and trained and tokens is not None and tokens != trained * goals.tokens_per_step:
-        expected = f"{trained} steps of {goals.tokens_per_step} tokens: {trained * goals.tokens_per_step}"
+    if not trained or tokens is None:
+        return
+    per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained)
+    if per_step and tokens != trained * per_step:
+        expected = f"{trained} steps of {per_step} tokens: {trained * per_step}"
         yield finding("consistency.tokens", drilled.save.name, expected=expected, found=str(tokens))
+    elif logged and tokens != logged:
+        yield finding(
+            "consistency.tokens-logged", drilled.save.name, expected=f"{logged}, as logged up to step {trained}", found=str(tokens)
+        )
+
+
+def _logged_tokens(log: Sequence[Step], trained: int) -> int:
+    # Of all ranks up to a step; 0 unless every step of every rank is logged with its tokens.
+    before = [step for step in log if step.step <= trained and step.tokens]
+    ranks = {step.rank for step in log}
+    return sum(step.tokens for step in before) if len(before) == trained * len(ranks) else 0
 
 
 def _moments(drilled: Drilled) -> Iterator[Finding]:
@@ -128,11 +182,17 @@ def _is_narrower(entry: Entry, model: dict[str, Entry]) -> bool:
 
 
 def _fit(where: str, entries: list[Entry], model: dict[str, Entry]) -> Iterator[Finding]:
-    # Moments have their parameter's shape. Factored ones (Adafactor) have fewer dims, which is no misfit.
+    # Factored moments (Adafactor) and those in blocks (8-bit Adam) have slots and shapes of their own, which is no misfit.
     orphans = [entry for entry in entries if entry.parameter not in model]
     for entry in entries:
         whole = model.get(entry.parameter)
-        if whole is not None and len(entry.shape) == len(whole.shape) and entry.shape != whole.shape and entry.numel > 1:
+        if (
+            entry.slot in WHOLE_SLOTS
+            and whole is not None
+            and len(entry.shape) == len(whole.shape)
+            and entry.shape != whole.shape
+            and entry.numel > 1
+        ):
             yield finding("consistency.moment-shape", f"{where}: {entry.key}", expected=str(whole.shape), found=str(entry.shape))
     if orphans:
         held = {entry.parameter for entry in entries}
@@ -145,7 +205,7 @@ def _fit(where: str, entries: list[Entry], model: dict[str, Entry]) -> Iterator[
 
 def _same_parameters(where: str, slots: dict[str, list[Entry]]) -> Iterator[Finding]:
     moments = {name: {entry.parameter for entry in entries} for name, entries in slots.items() if name in ("exp_avg", "exp_avg_sq")}
-    if len(moments) == 2 and moments["exp_avg"] != moments["exp_avg_sq"]:
+    if len(moments) == 2 and slots.keys() <= WHOLE_SLOTS and moments["exp_avg"] != moments["exp_avg_sq"]:
         odd = name_some(moments["exp_avg"] ^ moments["exp_avg_sq"], 3)
         yield finding("consistency.moments-unpaired", f"{where}: {odd}", expected="both moments of each parameter", found="one of the two")
 

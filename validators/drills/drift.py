@@ -1,7 +1,7 @@
 """D1: what changed since the last drill of the same run: names, the optimizer's spelling, the order of parameters, frameworks."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from reports.codes import finding
 from reports.errors import name_some
@@ -12,6 +12,7 @@ from validators.drills.evidence import DrillEvidence, PastDrill
 from validators.drills.facts import StateFacts
 
 _LISTED = re.compile(r"param_groups\.(\d+)\.params\.(\d+)$")
+_VERSION = re.compile(r"(?:^|[._])version$")
 _NESTED = re.compile(r"param_groups\.\d+\.")
 
 
@@ -31,7 +32,12 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
         return Skip("the first drill of this run")
     past, facts = known[-1], evidence.newest.facts
     spelling = spelling_of(facts)
-    findings = (*_spelling(past, spelling), *_keys(past, list_keys(facts)), *_order(past, list_order(facts)), *_versions(past, evidence))
+    findings = (
+        *_spelling(past, spelling),
+        *_keys(past, list_keys(facts)),
+        *_order(past, list_order(facts)),
+        *_versions(past, versions_of(facts, evidence.versions)),
+    )
     return Outcome(findings, len(facts.entries), {"since": past.finished, "keys then": len(past.keys), "keys now": len(list_keys(facts))})
 
 
@@ -60,6 +66,20 @@ def list_order(facts: StateFacts) -> tuple[str, ...]:
     return tuple(found[place] for place in sorted(found))
 
 
+def versions_of(facts: StateFacts, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what took part in writing and in reading a save.
+
+    Args:
+        facts: what the save says.
+        environment: versions of the reader's packages.
+
+    Returns:
+        Versions by name; those the save records begin with "writer's".
+    """
+    recorded = {f"writer's {key}": str(value) for key, value in facts.values.items() if _VERSION.search(key)}
+    return {**environment, **recorded}
+
+
 def spelling_of(facts: StateFacts) -> str:
     """Return how the optimizer's groups are spelled.
 
@@ -76,10 +96,12 @@ def spelling_of(facts: StateFacts) -> str:
 
 
 def _keys(past: PastDrill, now: tuple[str, ...]) -> Iterator[Finding]:
+    # Names of the model must stay; an optimizer's entries also come with parameters that are unfrozen, or another optimizer.
     gone, new = set(past.keys) - set(now), set(now) - set(past.keys)
     if gone or new:
+        code = "drift.state-keys" if all("/" in key for key in gone | new) else "drift.keys"
         found = f"gone: {name_some(gone, 3)}; new: {name_some(new, 3)}"
-        yield finding("drift.keys", f"since {past.run_id}", expected=f"the {len(past.keys)} names of the last drill", found=found)
+        yield finding(code, f"since {past.run_id}", expected=f"the {len(past.keys)} names of the last drill", found=found)
 
 
 def _spelling(past: PastDrill, now: str) -> Iterator[Finding]:
@@ -95,10 +117,10 @@ def _order(past: PastDrill, now: tuple[str, ...]) -> Iterator[Finding]:
         )
 
 
-def _versions(past: PastDrill, evidence: DrillEvidence) -> Iterator[Finding]:
-    for name in sorted(past.versions.keys() & evidence.versions.keys()):
-        if past.versions[name] != evidence.versions[name]:
-            yield finding("drift.versions", name, expected=past.versions[name], found=evidence.versions[name])
+def _versions(past: PastDrill, now: Mapping[str, str]) -> Iterator[Finding]:
+    for name in sorted(past.versions.keys() & now.keys()):
+        if past.versions[name] != now[name]:
+            yield finding("drift.versions", name, expected=past.versions[name], found=now[name])
 
 
 CHECK = DrillCheck("drift", "D1", examine)

@@ -81,7 +81,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Restored state that is not the saved one. `kind` is "missing", "zero", "moved", "rounded" or "values"; `part` what it belongs to."""
+    """Restored state that is not the saved one. `part` is what it belongs to; `kind` is "missing", "zero", "moved", "rounded" or "values"
+    for a tensor, "value" for anything else.
+    """
 
     key: str
     part: str

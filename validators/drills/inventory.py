@@ -186,7 +186,8 @@ def _look(row: _Row, facts: StateFacts) -> Component:
         return Component(row.name, "present", "optimizer's tensors", f"{counted}; {dtypes}")
     keys = [name for name in dict.fromkeys(facts.names()) if row.pattern is not None and row.pattern.search(name)]
     if keys:
-        return Component(row.name, "present", name_some(keys, 3), _detail(row.name, keys, facts))
+        saved = [key for key in keys if key in facts.entries or f"other/{key}" in facts.entries]  # rather than what is inside them
+        return Component(row.name, "present", name_some(saved or keys, 3), _detail(row.name, keys, facts))
     derived = row.derive(facts)
     return Component(row.name, "derivable" if derived else "missing", "", derived or row.lacking)
 
@@ -196,11 +197,11 @@ def _is_slot(slot: str, wanted: frozenset[str]) -> bool:
 
 
 def _detail(name: str, keys: list[str], facts: StateFacts) -> str:
-    closed = [f"{key} not opened: {facts.unread[key]}" for key in keys if key in facts.unread]
-    if closed:
-        return closed[0]
     if name in _KINDS:
         kinds = [kind for kind, pattern in _KINDS[name].items() if any(pattern.search(key) for key in keys)]
-        return f"of {', '.join(kinds)}" if kinds else f"{len(keys)} entries, of a kind not known"
+        if kinds:
+            return f"of {', '.join(kinds)}"
     values = [f"{facts.values[key]}" for key in keys if key in facts.values]
-    return values[0] if len(values) == 1 else f"{len(keys)} entries"
+    if values:
+        return values[0] if len(values) == 1 else f"{len(values)} values"
+    return next((f"not opened: {facts.unread[key]}" for key in keys if key in facts.unread), "")

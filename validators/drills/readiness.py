@@ -53,9 +53,9 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What lies around a checkpoint: steps kept beside it, seconds between saves as file times tell, free bytes, the last drill."""
+    """What lies around a checkpoint: complete saves beside it, seconds between saves as file times tell, free bytes, the last drill."""
 
-    kept: tuple[int, ...] = ()
+    kept: tuple[str, ...] = ()
     interval_seconds: float = 0.0
     checkpoint_nbytes: int = 0
     free_nbytes: int = 0
@@ -150,7 +150,7 @@ def _keeping(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]
     kept = f"{len(around.kept)} kept" + (f" of {declared.keep} declared" if declared.keep else "")
     used = f"{spell_bytes(around.checkpoint_nbytes)} each, {spell_bytes(around.free_nbytes)} free"
     budget = spell_bytes(declared.budget_nbytes) if declared.budget_nbytes else NOT_DECLARED
-    return f"{every}, {kept}, budget {budget}", f"steps {', '.join(map(str, around.kept[-5:])) or 'none'}; {used}"
+    return f"{every}, {kept}, budget {budget}", f"{', '.join(around.kept[-5:]) or 'none'}; {used}"
 
 
 def _failed_save(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]:

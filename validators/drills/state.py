@@ -36,7 +36,8 @@ def _compare(drilled: Drilled) -> Iterator[Finding]:
     for key in recorded.keys() - found.keys():
         yield finding("state.missing", f"{where}: {key}", expected=_spell(recorded[key]), found="absent")
     for key in found.keys() - recorded.keys():
-        yield finding("state.unexpected", f"{where}: {key}", expected="nothing of this name", found=_spell(found[key]))
+        code = "state.added" if found[key].role == "object" else "state.unexpected"
+        yield finding(code, f"{where}: {key}", expected="nothing of this name", found=_spell(found[key]))
     for key in sorted(recorded.keys() & found.keys()):
         if _identity(recorded[key]) != _identity(found[key]):
             yield finding("state.changed", f"{where}: {key}", expected=_spell(recorded[key]), found=_spell(found[key]))

@@ -70,7 +70,7 @@ def open_save(save: Save) -> ZeroFiles:
     if not named:
         raise FormatError(f"holds no model states, only {name_some(file.name for file in save.files)}", where=save.where, remedy=REMEDY)
     opened = _Opened(save)
-    first = read_model_states(opened.find([named[0].name])[0])
+    first = opened.model(named[0].name)
     world = _world(opened, save)
     models = opened.models(named, first, world)
     optims = opened.optims(save.of_kind(OPTIM), first.mp_world, world)
@@ -84,6 +84,18 @@ class _Opened:
     def __init__(self, save: Save) -> None:
         self._save = save
         self.found: dict[str, FoundFile] = {}
+        self._read_models: dict[str, ModelStates] = {}
+        self._read_optims: dict[str, OptimStates] = {}
+
+    def model(self, name: str) -> ModelStates:
+        if name not in self._read_models:
+            self._read_models[name] = read_model_states(self.find([name])[0])
+        return self._read_models[name]
+
+    def optim(self, name: str) -> OptimStates:
+        if name not in self._read_optims:
+            self._read_optims[name] = read_optim_states(self.find([name])[0])
+        return self._read_optims[name]
 
     def find(self, names: Sequence[str]) -> list[FoundFile]:
         found = find_files(self._save.source, "", dict.fromkeys(names, 0), RANK)
@@ -102,7 +114,7 @@ class _Opened:
             named, {name for row in names for name in row}, f"{world} ranks" if sharded else f"{first.mp_world} mp ranks"
         )
         self.find([name for row in names for name in row])
-        return tuple(tuple(read_model_states(self.found[name]) for name in row) for row in names)
+        return tuple(tuple(self.model(name) for name in row) for row in names)
 
     def optims(self, named: Sequence[NamedFile], mp_world: int, world: int) -> tuple[tuple[OptimStates, ...], ...]:
         if not named:
@@ -116,7 +128,7 @@ class _Opened:
         names = [[f"{precisions[0]}zero_pp_rank_{dp}_mp_rank_{mp:02d}{stem}" for dp in range(world)] for mp in range(mp_world)]
         self._refuse_strangers(named, {name for row in names for name in row}, f"{world} ranks")
         self.find([name for row in names for name in row])
-        ranks = tuple(tuple(read_optim_states(self.found[name]) for name in row) for row in names)
+        ranks = tuple(tuple(self.optim(name) for name in row) for row in names)
         for row in ranks:
             _refuse_mixture(row)
         return ranks
@@ -139,8 +151,8 @@ def _world(opened: _Opened, save: Save) -> int:
     named = save.of_kind(OPTIM)
     if not named:
         return max((file.dp for file in save.of_kind(SHARDED_MODEL)), default=0) + 1
-    states = read_optim_states(opened.find([named[0].name])[0])
-    return max(states.counts, default=1)
+    counts = opened.optim(named[0].name).counts
+    return max(counts, default=max(file.dp for file in named) + 1)
 
 
 def _refuse_lone_models(models: tuple[tuple[ModelStates, ...], ...], optims: tuple[tuple[OptimStates, ...], ...], save: Save) -> None:

@@ -10,7 +10,7 @@ truth; the low-precision copies beside them are left to the witness. What no gro
     aliases of tied tensors named in `shared_params` of rank 0; where an old version wrote none, by the storage they share
 
 Refused: placeholders without elements that nothing fills, vectors that do not fit their parameters, maps of slices that contradict the
-walk.
+walk. Under round_robin_gradients the maps are of the order before (a fault of DeepSpeed's), and are left out.
 
 Source: deepspeed 0.19.8, utils/zero_to_fp32.py; runtime/engine.py (`_get_zero_frozen_param_attributes`, `_get_shared_params`).
 """
@@ -58,27 +58,9 @@ class Trained:
         return self.slots[MASTER]
 
 
-def find_trained(groups: Sequence[Mapping[str, Shape]], ranks: Sequence[OptimStates], where: str) -> dict[str, Trained]:
-    """Return the homes of the parameters that the optimizer of some ranks holds.
-
-    Args:
-        groups: parameters of each flat group, as the model states list them.
-        ranks: optimizer files, in the order of ranks; each group is shared by all of them.
-        where: the files, for messages.
-
-    Returns:
-        By name, in the order of the groups.
-
-    Raises:
-        FormatError: groups and vectors do not belong together.
-    """
-    found: dict[str, Trained] = {}
-    for index, shapes in enumerate(groups):
-        found |= trained_of_group(index, shapes, ranks, where)
-    return found
-
-
-def trained_of_group(index: int, shapes: Mapping[str, Shape], ranks: Sequence[OptimStates], where: str) -> dict[str, Trained]:
+def trained_of_group(
+    index: int, shapes: Mapping[str, Shape], ranks: Sequence[OptimStates], where: str, *, by_map: bool
+) -> dict[str, Trained]:
     """Return the homes of one group's parameters.
 
     Args:
@@ -86,6 +68,7 @@ def trained_of_group(index: int, shapes: Mapping[str, Shape], ranks: Sequence[Op
         shapes: its parameters, in the vector's order.
         ranks: the optimizer files that share it, in order.
         where: the files, for messages.
+        by_map: whether the ranks' own maps of their slices must agree.
 
     Returns:
         By name.
@@ -105,7 +88,8 @@ def trained_of_group(index: int, shapes: Mapping[str, Shape], ranks: Sequence[Op
     gaps = first.gaps[index] if index < len(first.gaps) else ()
     group = Group(f"parameter group {index}", shapes, gaps, [_length(vector, where) for vector in vectors])
     extents = walk_pieces(group, where) if first.sharded else walk_slices(group, where)
-    _hold_against_slices(index, extents, ranks, where)
+    if by_map:
+        _hold_against_slices(index, extents, ranks, where)
     return {name: _trained(index, shape, extents[name], ranks) for name, shape in shapes.items()}
 
 
@@ -229,10 +213,35 @@ def _trained(index: int, shape: Shape, extents: tuple[Extent, ...], ranks: Seque
     master = Home(shape, tuple(Part(ranks[e.rank].file, ranks[e.rank].masters[index], e) for e in extents))
     slots = {MASTER: master}
     for slot, vectors in ranks[0].slots.items():
-        if vectors[index] is not None:
+        if vectors[index] is not None and _is_cut_alike(slot, index, ranks):
             parts = [(ranks[e.rank], _vector(ranks[e.rank], slot, index), e) for e in extents]
             slots[slot] = Home(shape, tuple(Part(states.file, vector, e) for states, vector, e in parts))
     return Trained(index, slots, (ranks[0].file, ranks[0].steps[index]))
+
+
+def find_foreign(ranks: Sequence[OptimStates]) -> dict[str, Home]:
+    """Return the optimizer's vectors that are not cut as the masters are, so that no file tells whose their elements are.
+
+    Args:
+        ranks: optimizer files, in the order of ranks.
+
+    Returns:
+        By a name of their own, such as Muon's `momentum_buffer` of whole parameters.
+    """
+    found: dict[str, Home] = {}
+    for slot, vectors in ranks[0].slots.items() if ranks else ():
+        for index, first in enumerate(vectors):
+            if first is not None and not _is_cut_alike(slot, index, ranks):
+                own = [(rank, states, _vector(states, slot, index)) for rank, states in enumerate(ranks)]
+                found |= {f"{slot}.group{index}.rank{rank}": Home(v.shape, (Part(states.file, v, None),)) for rank, states, v in own}
+    return found
+
+
+def _is_cut_alike(slot: str, index: int, ranks: Sequence[OptimStates]) -> bool:
+    # Moments keep the padding at the end that the last rank's masters may have lost; they are otherwise as long.
+    lengths = [(_vector(states, slot, index).shape[0], states.masters[index].shape[0]) for states in ranks]
+    last, masters_of_last = lengths[-1]
+    return all(ours == masters for ours, masters in lengths[:-1]) and 0 <= last - masters_of_last < 2 * len(ranks)
 
 
 def _vector(states: OptimStates, slot: str, index: int) -> StoredTensor:

@@ -17,7 +17,17 @@ from dataclasses import dataclass
 from reports.errors import FormatError
 from tasks.engine.containers.torch_pickle import collect_tensors, is_tensor
 from tasks.engine.formats.zero_files import WeightFile, ZeroFiles
-from tasks.engine.formats.zero_homes import Home, Part, Trained, find_aliases, find_frozen, find_in_module, follow_aliases, trained_of_group
+from tasks.engine.formats.zero_homes import (
+    Home,
+    Part,
+    Trained,
+    find_aliases,
+    find_foreign,
+    find_frozen,
+    find_in_module,
+    follow_aliases,
+    trained_of_group,
+)
 from tasks.engine.formats.zero_states import ModelStates, OptimStates
 from tasks.engine.formats.zero_walk import REMEDY, Shape
 
@@ -72,7 +82,7 @@ def find_model(files: ZeroFiles, where: str) -> Model:
         homes |= find_in_module(states[0], homes, aliases)
     homes |= _untrained_weights(files, homes)
     homes |= follow_aliases(aliases, homes, first.file.where)
-    others = _unnamed_state(first) if not files.optims else {}
+    others = {name: home for ranks in files.optims for name, home in find_foreign(ranks).items()} if files.optims else _unnamed_state(first)
     return Model(_in_order(homes, first), tuple(copies), trained, others, _groups_of(trained), aliases)
 
 
@@ -88,13 +98,13 @@ def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -
         _refuse_mixed_steps(index, ranks)
         sharing = ranks[0].counts[index] if index < len(ranks[0].counts) else len(ranks)
         if sharing == len(ranks):
-            found |= trained_of_group(index, shapes, ranks, where)
+            found |= trained_of_group(index, shapes, ranks, where, by_map=not states.round_robin)
             continue
         if sharing == 0 or len(ranks) % sharing:
             raise FormatError(f"parameter group {index} is shared by {sharing} of {len(ranks)} ranks", where=where, remedy=REMEDY)
         ep_degree = len(ranks) // sharing
         for ep_rank in range(ep_degree):
-            own = trained_of_group(index, shapes, ranks[ep_rank::ep_degree], where)
+            own = trained_of_group(index, shapes, ranks[ep_rank::ep_degree], where, by_map=not states.round_robin)
             names = _global_experts(shapes, ep_rank)
             found |= {names[name]: parameter for name, parameter in own.items()}
     return found

@@ -49,7 +49,8 @@ class ModelStates:
     """One file of model states.
 
     `module` is None for pipelines; under ZeRO-3 its parameters are placeholders without elements. `groups` are the parameters of each
-    flat group (each sub-group under ZeRO-3), in the vector's order. `aliases` map a tied name to the one stored.
+    flat group (each sub-group under ZeRO-3), in the vector's order. `aliases` map a tied name to the one stored. `round_robin`
+    says that DeepSpeed reordered the groups, which `groups` follow and the ranks' maps do not.
     """
 
     file: TorchFile
@@ -64,6 +65,7 @@ class ModelStates:
     tp_degree: int | None
     optimizer: object
     client_keys: tuple[str, ...]
+    round_robin: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def read_model_states(found: FoundFile) -> ModelStates:
         dims.get("tp_degree"),
         held.get("optimizer"),
         tuple(str(key) for key in held if key not in ENGINE_KEYS),
+        _is_round_robin(held.get("ds_config")),
     )
 
 
@@ -224,6 +227,11 @@ def read_steps(found: FoundFile, num_groups: int) -> tuple[TorchFile, tuple[Stor
     inner = _Taker(file, held)("optimizer_state_dict", _mapping) or {}
     _, steps = _slots(_Taker(file, inner)("state", _mapping) or {}, inner.get("param_groups"), num_groups)
     return file, steps
+
+
+def _is_round_robin(config: object) -> bool:
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    return isinstance(zero, dict) and zero.get("round_robin_gradients") is True
 
 
 class _Taker:

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite, prod
 from pathlib import Path
@@ -69,7 +70,7 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
             values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
     entries = {entry.key: entry for entry in _entries(catalog)}
     tensors = [*catalog.tensors.values(), *catalog.state_tensors.values()]
-    ranks = {next(filter(None, match.groups())) for match in map(_RANK_FILES.search, catalog.table.files) if match}
+    ranks = Counter(kind for kind, _ in {_rank_of(name) for name in catalog.table.files if _RANK_FILES.search(name)})
     return StateFacts(
         catalog.format,
         catalog.root,
@@ -79,7 +80,7 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
         tuple(key for key in keys if key not in values),
         unread,
         tuple(list_names(Path(catalog.root))),
-        len(ranks),
+        max(ranks.values(), default=0),
         max((tensor.last - tensor.first for tensor in tensors), default=0),
         catalog.notes,
     )
@@ -126,6 +127,13 @@ def _read_scalars(reader: CheckpointReader, catalog: Catalog) -> Iterator[tuple[
 def _storable(value: Scalar) -> Scalar:
     # NaN and the infinities become text: JSON has none.
     return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _rank_of(file: str) -> tuple[int, str]:
+    # Which of the ways to name a rank it is, and the rank.
+    match = _RANK_FILES.search(file)
+    assert match is not None
+    return next((kind, name) for kind, name in enumerate(match.groups()) if name is not None)
 
 
 def _open_item(catalog: Catalog, item: StateItem) -> object:

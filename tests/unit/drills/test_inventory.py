@@ -120,7 +120,7 @@ def test_a_model_only_save_is_called_so(tmp_path):
 
 def test_what_the_owner_declares_is_answered(tmp_path):
     declared = Declared(on_failed_save="stops after 3 tries", export_schedule="nightly", keep=3, budget_nbytes=10**12)
-    around = Surroundings((2, 4), 60.0, 1000, 10**9, "2026-11-29 D3", "export-1 green", declared)
+    around = Surroundings(("step-2", "step-4"), 60.0, 1000, 10**9, "2026-11-29 D3", "export-1 green", declared)
     answers = _answers(_facts(FULL, tmp_path / "step-4"), around)
     assert answers["What does training do when a save fails?"][0] == "stops after 3 tries"
     assert answers["Is a release export scheduled?"] == ("nightly", "export-1 green")

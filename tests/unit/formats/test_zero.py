@@ -249,6 +249,21 @@ class TestPickles:
         assert set(open_checkpoint(tmp_path).catalog().tensors) == set(save.truth)
 
 
+def test_an_optimizers_vectors_that_are_cut_in_another_way_belong_to_no_parameter(tmp_path):
+    save = example(2, 2)
+    folder = write_zero(tmp_path, save)
+    for rank in (0, 1):
+        buffer = torch.arange(50.0 + rank)  # as Muon keeps the momentum of whole parameters
+        _edit(
+            folder / OPTIM.format(rank),
+            lambda held, b=buffer: held["optimizer_state_dict"]["base_optimizer_state"]["state"][0].update(whole=b),
+        )
+    reader = open_checkpoint(tmp_path)
+    assert "whole/embed.weight" not in reader.catalog().state_tensors
+    assert torch.equal(assemble(reader, "other/whole.group0.rank1", (51,)), torch.arange(51.0))
+    assert same_bytes(assemble(reader, "exp_avg/embed.weight", (7, 3)), save.moment("exp_avg", "embed.weight"))
+
+
 def test_a_save_without_zero_is_read_from_its_weights(tmp_path):
     save = Zero({"a.weight": torch.randn(3, 2)}, stage=0)
     folder = write_zero(tmp_path, save)

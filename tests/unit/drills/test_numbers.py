@@ -1,0 +1,62 @@
+"""Recovery time, work lost, intervals: worked by hand."""
+
+import math
+
+import pytest
+
+from tasks.restore import choose_worlds, part_of
+from tasks.restoring.worker import first_cause
+from validators.drills.goals import Goals, Numbers, save_share, young_interval
+from validators.drills.readiness import Declared
+
+
+def test_youngs_interval_of_three_hours_and_half_a_minute():
+    assert young_interval(3 * 3600, 30) == pytest.approx(13.4 * 60, rel=0.01)
+    assert young_interval(0, 30) == 0
+
+
+def test_the_share_of_time_in_saves_is_of_the_interval():
+    assert save_share(Goals(save_seconds=30), Numbers(interval_seconds=600)) == pytest.approx(0.05)
+    assert save_share(Goals(save_seconds=30, declared=Declared(save_interval_seconds=300)), Numbers(interval_seconds=600)) == pytest.approx(
+        0.1
+    )
+    assert save_share(Goals(save_seconds=30), Numbers()) == 0
+
+
+def test_recovery_time_is_the_sum_of_its_phases():
+    numbers = Numbers(rto={"find": 1.0, "read": 2.5, "load": 3.0, "first step": 0.5}, nbytes=10, read_seconds=2.5)
+    assert math.isclose(numbers.rto_seconds, 7.0)
+    assert math.isclose(numbers.bytes_per_second, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("saved", "limit", "worlds"),
+    [(2, 8, (2, 1, 4)), (4, 8, (4, 2, 8, 1)), (1, 8, (1, 2)), (3, 4, (3, 1)), (256, 8, (1,)), (8, 4, (4, 1))],
+)
+def test_worlds_are_saved_half_double_and_one(saved, limit, worlds):
+    assert choose_worlds(saved, limit) == worlds
+
+
+@pytest.mark.parametrize(
+    ("key", "part"),
+    [
+        ("model.embed.weight", "model"),
+        ("optim.state.embed.weight.exp_avg", "first moment"),
+        ("optim.state.embed.weight.exp_avg_sq", "second moment"),
+        ("optim.state.embed.weight.step", "step"),
+        ("optim.param_groups.0.lr", "hyperparameter"),
+        ("lr_scheduler.last_epoch", "scheduler"),
+        ("rng.rank_0.torch", "rng"),
+        ("dataloader.dp_rank_0.samples_yielded", "data"),
+        ("train_state.step", "counter"),
+    ],
+)
+def test_values_of_the_state_have_their_part(key, part):
+    assert part_of(key) == part
+
+
+def test_the_cause_is_what_a_rank_says_of_itself():
+    told = ["Connection closed by peer [127.0.0.1]", "", "KeyError at trainer.py:9: 'dataloader'"]
+    assert first_cause(told) == told[2]
+    assert first_cause(["", ""]) == ""
+    assert first_cause(["rank 1 ended without an answer"]) == "rank 1 ended without an answer"
