@@ -28,6 +28,7 @@ class _Files:
     folder: Path
     contents: dict[str, bytearray] = field(default_factory=dict)
     items: dict[str, object] = field(default_factory=dict)
+    mcore: dict[str, object] = field(default_factory=dict)
     places: dict[MetadataIndex, _StorageInfo] = field(default_factory=dict)
 
     def put(self, index: MetadataIndex, content: bytes, rank: int) -> None:
@@ -39,16 +40,18 @@ class _Files:
         for name, content in self.contents.items():
             (self.folder / name).write_bytes(content)
         metadata = Metadata(self.items, None, self.places)
+        metadata.mcore_data = self.mcore  # type: ignore[attr-defined]
         metadata.all_local_plans = [SavePlan([])]  # type: ignore[attr-defined]  # as Megatron keeps them
         (self.folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
 def write_torch_dist(
-    folder: Path, model: Model, grid: Grid, *, common: str = "entry", stacked: bool = True, axes: bool = True, optimizer: bool = False
+    folder: Path, model: Model, grid: Grid, *, common: str = "entry", stacked: bool = True, axes: bool = True, optimizer: str = ""
 ) -> Tensors:
     """Write a save; return the tensors a reader finds, by global name.
 
     `common` is "entry" or "file"; `stacked` False gives every layer keys of its own; `axes` False stores chunks without the axes in front.
+    `optimizer` is "plain" (the parameters' shapes) or "fragments" (core 0.14's shapes).
     """
     folder.mkdir(parents=True, exist_ok=True)
     truth = whole(model, Grid(fused_norms=True))
@@ -57,7 +60,11 @@ def write_torch_dist(
         lead = _lead(key) if stacked else 0
         _put(files, key, value, lead, grid, axes)
         for slot, factor in SLOTS.items() if optimizer else ():
-            _put(files, f"optimizer.state.{slot}.{key}", value.float() * factor, lead, grid, axes)
+            moment = f"optimizer.state.{slot}.{key}"
+            if optimizer == "fragments":
+                _put_fragments(files, moment, key, value.float() * factor, lead, grid)
+            else:
+                _put(files, moment, value.float() * factor, lead, grid, axes)
     held = {"args": write_args(model, grid), "checkpoint_version": 3.0, "iteration": 7}
     if common == "file":
         (folder / "common.pt").write_bytes(saved_bytes(held))
@@ -121,3 +128,23 @@ def _boxes(key: str, shape: tuple[int, ...], lead: int, grid: Grid) -> list[tupl
     steps = [n // c for n, c in zip(shape, cuts, strict=True)]
     indices = torch.cartesian_prod(*(torch.arange(c) for c in cuts)).reshape(-1, len(cuts)).tolist()
     return [(tuple(i * s for i, s in zip(index, steps, strict=True)), tuple(steps)) for index in indices]
+
+
+def _put_fragments(files: _Files, key: str, parameter: str, value: torch.Tensor, lead: int, grid: Grid) -> None:
+    # Shape (f_0, …, f_n, m): every part of the whole as a flat vector, each in two chunks.
+    parts = _boxes(parameter, tuple(value.shape), lead, grid)
+    extent = parts[0][1]
+    cuts = tuple(n // e for n, e in zip(value.shape, extent, strict=True))
+    length = int(torch.tensor(extent).prod())
+    chunks = []
+    for number, (corner, shape) in enumerate(parts):
+        flat = value[tuple(slice(a, a + n) for a, n in zip(corner, shape, strict=True))].reshape(-1)
+        index = tuple(a // n for a, n in zip(corner, extent, strict=True))
+        for start, stop in ((0, length // 3), (length // 3, length)):
+            if start == stop:
+                continue
+            offset = torch.Size((*index, start))
+            chunks.append(ChunkStorageMetadata(offset, torch.Size((*(1 for _ in index), stop - start))))
+            files.put(MetadataIndex(key, offset), saved_bytes(flat[start:stop].clone()), number % grid.tp)
+    files.items[key] = TensorStorageMetadata(TensorProperties(dtype=value.dtype), torch.Size((*cuts, length)), chunks)
+    files.mcore[key] = {"nd_reformulated_orig_global_shape": tuple(value.shape)}

@@ -91,8 +91,8 @@ BUILT: dict[str, tuple[tuple[str, Callable[[Path], dict[str, torch.Tensor]]], ..
     ),
     "megatron_dist": (
         ("dist_tp2_pp2", _megatron_dist(Model(qkv_bias=True), Grid(tp=2, pp=2))),
-        ("dist_common_file", _megatron_dist(Model(tied=True, qk_norm=True), Grid(tp=4), common="file", optimizer=True)),
-        ("dist_no_axes", _megatron_dist(Model(dtype=torch.bfloat16), Grid(tp=2), axes=False, optimizer=True)),
+        ("dist_common_file", _megatron_dist(Model(tied=True, qk_norm=True), Grid(tp=4), common="file", optimizer="plain")),
+        ("dist_no_axes", _megatron_dist(Model(dtype=torch.bfloat16), Grid(tp=2), axes=False, optimizer="plain")),
         ("dist_experts", _megatron_dist(Model(experts=4), Grid(tp=2, ep=2))),
         ("dist_layers_apart", _megatron_dist(Model(experts=4), Grid(tp=2, ep=2, etp=1), stacked=False)),
     ),

@@ -173,6 +173,7 @@ class DcpMetadata:
         stored = getattr(root, "storage_data", None)
         if not isinstance(items, dict) or not isinstance(stored, dict):
             raise self._refuse("metadata without items or without their places")
+        self._root = root
         planner = getattr(root, "planner_data", None)
         self._planner: Mapping[object, object] = planner if isinstance(planner, dict) else {}
         self._items: dict[object, object] = items
@@ -202,6 +203,17 @@ class DcpMetadata:
                 yield self._tensor(key, item)
             else:
                 raise self._refuse(f"{key}: neither a tensor nor an object")
+
+    def field(self, name: str) -> object:
+        """Return a field of the metadata that DCP itself does not have.
+
+        Args:
+            name: one that the closed list's stand-in keeps.
+
+        Returns:
+            Its value; None where the writer stored none.
+        """
+        return getattr(self._root, name, None)
 
     def place(self, key: str, offset: Offset | None) -> StoredItem:
         """Return where a chunk (or an object, with offset None) lies.

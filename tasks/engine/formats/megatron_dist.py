@@ -15,7 +15,7 @@ Source: Megatron-LM core 0.12 to main, megatron/core/dist_checkpointing; facts h
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -31,6 +31,7 @@ from tasks.engine.formats.dcp_metadata import DcpMetadata, Offset, SavedObject, 
 from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names
 from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS, REMEDY, Arguments, read_layout
 from tasks.engine.formats.megatron_facts import stated_facts
+from tasks.engine.formats.megatron_fragments import boxes_of_fragment, original_shape
 from tasks.engine.formats.megatron_plans import DIST_GLOBALS
 from tasks.engine.formats.megatron_state import RELEASE, common_items, read_tracker, tracker_notes
 from tasks.engine.formats.optimizer_state import slot_key
@@ -66,6 +67,7 @@ class MegatronDistReader(CheckpointReader):
         super().__init__(source)
         self._chunks: dict[tuple[str, int], Chunk] = {}
         self._leads: dict[str, Offset] = {}
+        self._elements: dict[tuple[str, int, Offset], int] = {}
 
     @classmethod
     def probe(cls, path: Path) -> Probe:
@@ -114,6 +116,11 @@ class MegatronDistReader(CheckpointReader):
         if strides is None:
             raise archive.refuse(f"{fragment.fqn}: the item of shape {tensor.shape} cannot be read as {chunk.shape}")
         depth = len(lead)
+        element = self._elements.get((fragment.locator.path, fragment.locator.start, fragment.region.offset))
+        if element is not None:
+            region = fragment.region.shape
+            steps = tuple(prod(region[dim + 1 :]) for dim in range(len(region)))
+            return StoredTensor(tensor.dtype, tensor.storage, tensor.storage_offset + element, region, steps)
         inside = sum((at - first) * step for at, first, step in zip(lead, chunk.offset, strides, strict=False))
         return StoredTensor(tensor.dtype, tensor.storage, tensor.storage_offset + inside, chunk.shape[depth:], strides[depth:])
 
@@ -162,8 +169,13 @@ class MegatronDistReader(CheckpointReader):
             place = metadata.place(item.key, offset)
             path = files[place.path].path
             self._chunks[path, place.start] = Chunk(offset, shape)
-            builder.add(offset[depth:], shape[depth:], path, place.start, place.nbytes)
-        return SourceTensor(name, item.shape[depth:], DTYPES[item.dtype], first, builder.nrows)
+            if tensor.whole in ((), item.shape):
+                builder.add(offset[depth:], shape[depth:], path, place.start, place.nbytes)
+                continue
+            for region, element in boxes_of_fragment(tensor.whole[depth:], item.shape[depth:-1], offset[depth:], shape[-1]):
+                self._elements[path, place.start, region.offset] = element
+                builder.add(region.offset, region.shape, path, place.start, place.nbytes)
+        return SourceTensor(name, (tensor.whole or item.shape)[depth:], DTYPES[item.dtype], first, builder.nrows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +193,7 @@ class Slice:
     item: SavedTensor
     lead: Offset
     chunks: Sequence[tuple[Offset, tuple[int, ...]]]
+    whole: tuple[int, ...] = ()  # the tensor's shape, where the item is stored in fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +215,28 @@ def _sort_items(metadata: DcpMetadata, num_layers: int) -> Sorted:
         slot = _SLOT.match(key)
         if not _STATE.match(key):
             _put(model, _take_apart(key, item, metadata.where, num_layers), metadata.where)
-        elif slot is None or shapes.get(slot[2]) != item.shape:  # no parameter's, or in a shape of its own (core 0.14 and before)
+        elif slot is None or shapes.get(slot[2]) != (whole := _whole_shape(metadata, item, slot[2])):  # no parameter's
             state[f"{OTHER_SLOT}/{key}"] = Slice(item, (), _chunks(item, 0)[()])
         else:
             word = "master" if slot[1] in _MASTERS else slot[1]
             parts = _take_apart(slot[2], item, metadata.where, num_layers)
-            _put(state, {slot_key(word, name): part for name, part in parts.items()}, metadata.where)
+            _put(state, {slot_key(word, name): replace(part, whole=whole) for name, part in parts.items()}, metadata.where)
     return Sorted(model, state, [item for item in items if isinstance(item, SavedObject)])
+
+
+def _whole_shape(metadata: DcpMetadata, item: SavedTensor, parameter: str) -> tuple[int, ...]:
+    # Of an optimizer's tensor; its own shape, unless it is stored in fragments that are whole layers and experts.
+    whole, depth = original_shape(metadata, item), len(_axes(parameter))
+    return item.shape if whole is None or item.shape[:depth] != whole[:depth] else whole
+
+
+def _axes(name: str) -> list[tuple[re.Pattern[str], str]]:
+    # Where a stacked tensor's layer and expert go in its name, in the order of its axes.
+    return [
+        (pattern, stem)
+        for pattern, stem in ((_LAYERS, "decoder.layers."), (_EXPERTS, ".mlp.experts.local_experts."))
+        if pattern.search(name)
+    ]
 
 
 def _put(into: dict[str, Slice], parts: Mapping[str, Slice], where: str) -> None:
@@ -221,11 +249,7 @@ def _put(into: dict[str, Slice], parts: Mapping[str, Slice], where: str) -> None
 def _take_apart(key: str, item: SavedTensor, where: str, num_layers: int) -> dict[str, Slice]:
     # Global names → slices of a stacked tensor; one name for one that is not stacked.
     name = _EXPERT.sub(".mlp.experts.local_experts.", strip_wrappers(key))
-    axes = [
-        (pattern, stem)
-        for pattern, stem in ((_LAYERS, "decoder.layers."), (_EXPERTS, ".mlp.experts.local_experts."))
-        if pattern.search(name)
-    ]
+    axes = _axes(name)
     if len(item.shape) < len(axes):
         raise FormatError(f"{key} of shape {item.shape} lacks its layer or expert axis", where=where, remedy=REMEDY)
     if _LAYERS.search(name) and num_layers and item.shape[0] != num_layers:

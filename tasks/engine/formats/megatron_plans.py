@@ -14,13 +14,13 @@ from tasks.engine.formats.megatron_args import MegatronGlobals
 
 
 class DistMetadataRecord(MetadataRecord):
-    """Stand-in for `Metadata` with Megatron's additions, which are left aside."""
+    """Stand-in for `Metadata` with Megatron's additions: `mcore_data` is kept, others are left aside."""
 
-    __slots__ = ()
+    __slots__ = ("mcore_data",)
 
     def __setstate__(self, state: object) -> None:
         for name, value in state_fields(state):
-            if name in MetadataRecord.__slots__:
+            if name in MetadataRecord.__slots__ or name == "mcore_data":
                 setattr(self, name, value)
 
 

@@ -32,9 +32,10 @@ def _edit(folder: Path, change: Callable[[Metadata], object]) -> None:
     path.write_bytes(pickle.dumps(metadata))
 
 
+@pytest.mark.parametrize("stored", ["plain", "fragments"])
 @pytest.mark.parametrize(("model", "stacked"), [(DENSE, True), (EXPERTS, True), (EXPERTS, False)])
-def test_masters_and_moments_are_found_per_layer_and_expert(model, stacked, tmp_path):
-    truth = write_torch_dist(tmp_path, model, Grid(tp=2), optimizer=True, stacked=stacked)
+def test_masters_and_moments_are_found_per_layer_and_expert(model, stacked, stored, tmp_path):
+    truth = write_torch_dist(tmp_path, model, Grid(tp=2), optimizer=stored, stacked=stacked)
     reader = open_checkpoint(tmp_path)
     words = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "param": "master"}
     assert set(reader.catalog().state_tensors) == {f"{word}/{name}" for word in words.values() for name in truth}
@@ -44,7 +45,7 @@ def test_masters_and_moments_are_found_per_layer_and_expert(model, stacked, tmp_
 
 
 def test_moments_in_a_shape_of_their_own_belong_to_no_parameter(tmp_path):
-    write_torch_dist(tmp_path, DENSE, Grid(), optimizer=True)
+    write_torch_dist(tmp_path, DENSE, Grid(), optimizer="plain")
     key = "optimizer.state.exp_avg.decoder.final_layernorm.weight"
 
     def reshape(metadata: Metadata) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tasks.engine.formats.readers import open_checkpoint
-from tests.builders.megatron import MASTER, MOMENTS, Grid, Model, edit_rank, write_legacy
+from tests.builders.megatron import Grid, Model, edit_rank, write_legacy
+from tests.builders.megatron_optimizer import MASTER, MOMENTS
 from tests.contract.assembled import assemble, same_bytes
 
 BF16 = torch.bfloat16
