@@ -24,7 +24,6 @@ _MAPPING = "The weights are not where the model looks for them: check --family a
 
 _FILES: dict[str, Code] = {
     "files.none": Code("the folder holds no weight file", _EXPORT_AGAIN),
-    "files.no-config": Code("no config.json: no loader knows what the weights are", _CONFIG),
     "files.malformed": Code("a file cannot be parsed", _EXPORT_AGAIN),
     "files.zero-length": Code("a file has no bytes", "Look for a full disk or a broken upload; export again."),
     "files.truncated": Code("a weight file ends before its last tensor", "Look for a full disk or a broken upload; export again."),
@@ -257,6 +256,7 @@ _TOKENIZER_CODES: dict[str, Code] = {
 }
 
 _CONFIG_CODES: dict[str, Code] = {
+    "config.absent": Code("no config.json: no loader knows what the weights are", _CONFIG),
     "config.model-type": Code("no model_type: no loader knows the architecture", _CONFIG),
     "config.architectures": Code("no architectures: serving engines cannot choose the model class", _CONFIG, "warning"),
     "config.architecture-differs": Code("architectures and model_type name different models; engines run one or the other", _CONFIG),

@@ -65,7 +65,7 @@ _CONSISTENCY: dict[str, Code] = {
         "the folder's name tells another step than the counter inside", "Rename it, if it was copied.", "warning"
     ),
     "consistency.ranks-lost": Code(
-        "state that every rank saves for itself is there of some ranks only", "Look at how it is saved: by dp rank?"
+        "state that every rank saves for itself is there of some ranks only", "Look at how every rank saves it."
     ),
     "consistency.tokens": Code("consumed tokens are not steps times tokens per step", "Correct tokens_per_step, or find the lost batches."),
     "consistency.tokens-logged": Code(

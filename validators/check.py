@@ -82,6 +82,22 @@ def has_tokenizer(folder: Path | None) -> bool:
     return folder is not None and any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
+def lacks_config(evidence: Evidence) -> bool:
+    """Return whether a finished folder of weights has no config.json, and nobody meant it so.
+
+    Args:
+        evidence: of a release.
+
+    Returns:
+        False for one that an export wrote under the checkpoint's own names, as it was asked to (--family none), and for a config that
+        cannot be parsed, which is reported as such.
+    """
+    release = evidence.release
+    if release.config or release.folder is None or evidence.in_stage or not release.files:
+        return False
+    return release.manifest.get("family") != "none" and all(bad.file != "config.json" for bad in release.malformed)
+
+
 NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
     {
         "headers": _NeedRow(lambda evidence: True, ""),
@@ -92,7 +108,7 @@ NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
         ),
         "bytes": _NeedRow(lambda evidence: evidence.release.folder is not None and evidence.tensors is not None, "no tensor measured"),
         "family": _NeedRow(lambda evidence: evidence.expected is not None, "no family"),
-        "config": _NeedRow(lambda evidence: bool(evidence.release.config), "no config"),
+        "config": _NeedRow(lambda evidence: bool(evidence.release.config) or lacks_config(evidence), "no config"),
         "tokenizer": _NeedRow(lambda evidence: has_tokenizer(evidence.release.assets), "none given"),
         "plan": _NeedRow(lambda evidence: evidence.plan is not None, "no plan"),
         "values": _NeedRow(lambda evidence: evidence.values is not None, "no second reading of the source"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from reports.codes import finding
 from validators.check import Check, Judgement, Outcome, judge
 from validators.config_sense import judge_sense
 from validators.expectation import Evidence
@@ -169,6 +170,8 @@ def examine(evidence: Evidence) -> Outcome:
         Findings, and the number of judgements made.
     """
     config, release = evidence.release.config, evidence.release
+    if not config:
+        return Outcome((finding("config.absent", "config.json", expected="a file", found="none"),), 1)
     judgements = [
         *_judge_identity(config),
         *_judge_architectures(config),

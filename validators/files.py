@@ -40,7 +40,6 @@ def examine(evidence: Evidence) -> Outcome:
         *_judge_settings(release),
         *_judge_index(release),
         *_judge_strays(release),
-        *_judge_config(evidence),
         *judge_beside(evidence),
     ]
     stored = list(release.stored())
@@ -104,15 +103,6 @@ def _judge_settings(release: Release) -> Iterator[Finding]:
     for name in SETTINGS:
         for key in keys_twice(release.folder / name):
             yield finding("files.duplicate-key", f"{name}: {key}", expected="once", found="more than once")
-
-
-def _judge_config(evidence: Evidence) -> Iterator[Finding]:
-    # An export that was asked to keep the checkpoint's names (--family none) has said so, and left it to its user.
-    release = evidence.release
-    is_absent = not release.config and not any(bad.file == "config.json" for bad in release.malformed)
-    asked = evidence.in_stage or release.manifest.get("family") == "none"
-    if is_absent and release.files and release.folder is not None and not asked:
-        yield finding("files.no-config", "config.json", expected="a file", found="none")
 
 
 def _judge_index(release: Release) -> Iterator[Finding]:

@@ -157,8 +157,8 @@ def replace_config_by_folder(folder: Path) -> None:
 
 
 FAULTS = (
-    Fault("config_absent", "dense", "files.no-config", lambda folder: (folder / "config.json").unlink()),
-    Fault("config_is_a_folder", "dense", "files.no-config", replace_config_by_folder),
+    Fault("config_absent", "dense", "config.absent", lambda folder: (folder / "config.json").unlink()),
+    Fault("config_is_a_folder", "dense", "config.absent", replace_config_by_folder),
     Fault("weights_absent", "dense", "files.none", remove_weights),
     Fault("header_garbage", "dense", "files.malformed", overwrite_header_length),
     Fault("index_not_json", "dense", "files.malformed", lambda folder: (folder / INDEX).write_text("{")),

@@ -15,7 +15,8 @@ from tasks.witnesses.dcp_metadata import DcpTensor, read_dcp_metadata
 from tasks.witnesses.sources import model_name
 from tests.builders.released import GOLDEN
 
-RECORDED = sorted(path for path in GOLDEN.rglob(".metadata"))
+# Megatron's have no planner data, which this decoder takes names from; its own decoder does without.
+RECORDED = sorted(path for path in GOLDEN.rglob(".metadata") if not path.relative_to(GOLDEN).parts[0].startswith("megatron"))
 
 
 class _Touch:

@@ -175,8 +175,8 @@ def open_archive(path: str, start: int, nbytes: int) -> Archive:
         end_at, count, size, at = _end64(path, start, nbytes, tail)
     elif disk or directory_disk:
         raise _refuse(path, start, "zip of several disks")
-    if at + size > end_at:
-        raise _refuse(path, start, f"zip directory [{at}, {at + size}) does not end before its end record at {end_at}")
+    if end_at - (at + size) not in (0, _END64.size + _LOCATOR64.size):  # torch writes the zip64 records always, used or not
+        raise _refuse(path, start, f"zip directory [{at}, {at + size}) does not end at its end record at {end_at}")
     tail_at = nbytes - len(tail)
     directory = tail[at - tail_at : at - tail_at + size] if at >= tail_at else read_range(path, start + at, size)
     records = _records(path, start, directory, count, at)
