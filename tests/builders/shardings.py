@@ -102,7 +102,7 @@ class FakeReader(CheckpointReader):
     def _make_catalog(self) -> Catalog:
         raise AssertionError("`write` makes it")
 
-    def payload(self, fragment: Fragment) -> Payload:
+    def _locate(self, fragment: Fragment) -> Payload:
         """Where a box is."""
         strides, crc = self._places[fragment.index]
         return Payload(str(self._root / fragment.locator.path), fragment.locator.start, fragment.locator.nbytes, strides, crc)

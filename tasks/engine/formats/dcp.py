@@ -99,18 +99,7 @@ class DcpReader(CheckpointReader):
             return Probe(True, f"it has {name_some(inner)}")
         return Probe(False, "no .metadata and no .distcp file")
 
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a chunk inside its item's archive.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the item is damaged, or disagrees with the metadata.
-        """
+    def _locate(self, fragment: Fragment) -> Payload:
         path = str(self._source.path.absolute() / fragment.locator.path)
         archive = open_archive(path, fragment.locator.start, fragment.locator.nbytes)
         tensor = describe(archive)

@@ -39,17 +39,5 @@ class DeepSpeedReader(CheckpointReader):
         folder = path / (find_root(path, universal=cls.universal) or "") / tag
         return folder.is_dir() and is_save(folder, universal=cls.universal)
 
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a box.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the record around them is damaged.
-        """
-        self.catalog()
+    def _locate(self, fragment: Fragment) -> Payload:
         return self._table.payload(fragment)

@@ -87,19 +87,7 @@ class RankFilesReader(CheckpointReader):
             return Probe(True, f"it has {inner}{next(iter(found))}")
         return Probe(False, "no model file per rank (model_world_size_W_rank_R.pt)")
 
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a box.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the record around them is damaged.
-        """
-        self.catalog()
+    def _locate(self, fragment: Fragment) -> Payload:
         return self._pickled.payload(fragment)
 
     def _make_catalog(self) -> Catalog:

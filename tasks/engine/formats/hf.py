@@ -93,19 +93,8 @@ class HuggingFaceReader(CheckpointReader):
             return Probe(True, f"it has {name_some(shards)}")
         return Probe(False, f"none of {', '.join(_ENTRIES)}")
 
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a tensor.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the record around them is damaged (`.bin` only; safetensors headers were proven by `catalog`).
-        """
-        self.catalog()
+    def _locate(self, fragment: Fragment) -> Payload:
+        # Safetensors headers were proven by the catalog; a record of a .bin is looked at here.
         place = fragment.locator
         if place.path.endswith(".safetensors"):
             return Payload(str(self._source.path.absolute() / place.path), place.start, place.nbytes, None, None)

@@ -62,19 +62,7 @@ class MegatronReader(CheckpointReader):
             return Probe(True, "release/ has mp_rank_* folders")
         return Probe(False, "no mp_rank_* folder")
 
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a box.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the record around them is damaged.
-        """
-        self.catalog()
+    def _locate(self, fragment: Fragment) -> Payload:
         return self._tensors.payload(fragment)
 
     def _make_catalog(self) -> Catalog:

@@ -86,19 +86,7 @@ class MegatronDistReader(CheckpointReader):
         backend = _backend(folder) if BACKEND in names else ""
         return Probe(True, f"{BACKEND} says {backend}") if backend else Probe(False, f"no {BACKEND} that names a sharded backend")
 
-    def payload(self, fragment: Fragment) -> Payload:
-        """Find the raw values of a box inside its item's archive.
-
-        Args:
-            fragment: one of this reader's catalog.
-
-        Returns:
-            Where the values are.
-
-        Raises:
-            FormatError: the item is damaged, or disagrees with the metadata.
-        """
-        self.catalog()
+    def _locate(self, fragment: Fragment) -> Payload:
         locator = fragment.locator
         archive = open_archive(str(self._source.path.absolute() / locator.path), locator.start, locator.nbytes)
         view = self._view(archive, fragment)

@@ -120,7 +120,6 @@ class CheckpointReader(ABC):
     @abstractmethod
     def _make_catalog(self) -> Catalog: ...
 
-    @abstractmethod
     def payload(self, fragment: Fragment) -> Payload:
         """Find the raw values of a fragment.
 
@@ -133,3 +132,8 @@ class CheckpointReader(ABC):
         Raises:
             FormatError: the record around the values is damaged, or disagrees with the catalog on dtype, shape or length.
         """
+        self.catalog()
+        return self._locate(fragment)
+
+    @abstractmethod
+    def _locate(self, fragment: Fragment) -> Payload: ...
