@@ -14,7 +14,7 @@ from prefect import flow
 
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
-from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now
+from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now, show_ended
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
 from reports.write import write_report
@@ -299,13 +299,7 @@ def export(request: ExportRequest) -> str:
     Returns:
         Path of the HTML report.
     """
-    try:
-        outcome = run_export(request, PrefectRunner(), Both(WATCHING.get(), ProgressArtifact()))
-    except NotPublishedError as red:
-        red.outcome.show()
-        raise
-    outcome.show()
-    return str(outcome.paths.html)
+    return show_ended(lambda: run_export(request, PrefectRunner(), Both(WATCHING.get(), ProgressArtifact())))
 
 
 def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Outcome:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from flows.export import check_request, run_export
 from flows.requests import ExportRequest, Size, refuse_unprintable
-from flows.run import PrefectRunner, RedVerdictError, Runner, Silent
+from flows.run import PrefectRunner, show_ended
 from reports.errors import FormatError
 from tasks.artifacts import ProgressArtifact
 from tasks.engine.formats.readers import check_folder, open_checkpoint
@@ -44,19 +44,6 @@ def export_newest(request: NewestRequest) -> str:
 
     Returns:
         Path of the HTML report, or a sentence that says that the step is there already.
-    """
-    return export_newest_line(request, PrefectRunner())
-
-
-def export_newest_line(request: NewestRequest, runner: Runner) -> str:
-    """Export the newest complete checkpoint of a run, once.
-
-    Args:
-        request: of which run, and where to.
-        runner: how tasks are called.
-
-    Returns:
-        Path of the HTML report, or a sentence that says that the step is there already.
 
     Raises:
         FormatError: no step is complete, or the newest checkpoint has no number.
@@ -73,13 +60,4 @@ def export_newest_line(request: NewestRequest, runner: Runner) -> str:
     wanted = request.model_dump(exclude={"root", "into"}) | {"source": request.root, "to": to, "step": step}
     asked = ExportRequest.model_validate(wanted)
     check_request(asked)
-    is_shown = isinstance(runner, PrefectRunner)
-    try:
-        outcome = run_export(asked, runner, ProgressArtifact() if is_shown else Silent())
-    except RedVerdictError as red:
-        if is_shown:
-            red.outcome.show()
-        raise
-    if is_shown:
-        outcome.show()
-    return str(outcome.paths.html)
+    return show_ended(lambda: run_export(asked, PrefectRunner(), ProgressArtifact()))

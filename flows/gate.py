@@ -11,7 +11,7 @@ from prefect import flow
 
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import GateRequest
-from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now, show_ended
 from reports.errors import RequestError
 from reports.model import Omission, Report
 from reports.write import ReportPaths, write_report
@@ -245,13 +245,7 @@ def release_gate(request: GateRequest) -> str:
     Returns:
         Path of the HTML report.
     """
-    try:
-        outcome = run_gate(request, PrefectRunner())
-    except RejectedError as red:
-        red.outcome.show()
-        raise
-    outcome.show()
-    return str(outcome.paths.html)
+    return show_ended(lambda: run_gate(request, PrefectRunner()))
 
 
 def run_gate(request: GateRequest, runner: Runner) -> Outcome:

@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.drill_requests import DrillRequest
-from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now, show_ended
 from reports.errors import RequestError
 from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
@@ -250,13 +250,7 @@ def restore_drill(request: DrillRequest) -> str:
     Returns:
         Path of the HTML report.
     """
-    try:
-        outcome = run_drill(request, PrefectRunner())
-    except DrillFailedError as red:
-        red.outcome.show()
-        raise
-    outcome.show()
-    return str(outcome.paths.html)
+    return show_ended(lambda: run_drill(request, PrefectRunner()))
 
 
 def run_drill(request: DrillRequest, runner: Runner) -> Outcome:

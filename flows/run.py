@@ -79,6 +79,27 @@ class RedVerdictError(Exception):
         super().__init__(outcome.verdict.line)
 
 
+def show_ended(work: Callable[[], Outcome]) -> str:
+    """Do a flow's work, and show in Prefect how it ended, green or red. Inside a flow run only.
+
+    Args:
+        work: runs the line.
+
+    Returns:
+        Path of the HTML report of a green run.
+
+    Raises:
+        RedVerdictError: a check failed.
+    """
+    try:
+        outcome = work()
+    except RedVerdictError as red:
+        red.outcome.show()
+        raise
+    outcome.show()
+    return str(outcome.paths.html)
+
+
 class Runner(Protocol):
     """How a flow calls its tasks: through Prefect, or as the plain functions they wrap."""
 

@@ -239,17 +239,12 @@ def _tensor_row(job: _Job, tally: Tally, relative_error: float) -> dict[str, obj
 
 def _value_row(job: _Job, witness: SecondPath, target: Target, difference: Difference) -> dict[str, object]:
     differs = difference.differing > 0
-    return {
-        "name": job.tensor.name,
-        "witness": witness.name,
-        "numel": difference.numel,
-        "differing": difference.differing,
-        "max_abs": difference.max_abs,
-        "first": difference.first,
-        "expected_crc32": _expected_crc32(witness, target) if differs else -1,
-        "found_crc32": _found_crc32(job) if differs and job.intact else -1,
-        "flushed": difference.flushed,
-    }
+    return difference.as_row(
+        job.tensor.name,
+        witness.name,
+        expected_crc32=_expected_crc32(witness, target) if differs else -1,
+        found_crc32=_found_crc32(job) if differs and job.intact else -1,
+    )
 
 
 def _expected_crc32(witness: SecondPath, target: Target) -> int:

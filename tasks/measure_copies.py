@@ -79,17 +79,7 @@ def _compare(folder: Path, tensor: StoredTensor, start: int, witness: SecondCopy
             narrow = min((found.dtype, piece.values.dtype), key=lambda d: d.itemsize)
             rounded, copy = found.to(narrow).contiguous(), piece.values.to(narrow)
             difference.add(rounded, copy, 0.0, partial(flat_index, piece.box, tensor.shape))
-    return {
-        "name": tensor.name,
-        "witness": SECOND_COPY,
-        "numel": difference.numel,
-        "differing": difference.differing,
-        "max_abs": difference.max_abs,
-        "first": difference.first,
-        "expected_crc32": -1,
-        "found_crc32": -1,
-        "flushed": 0,
-    }
+    return difference.as_row(tensor.name, SECOND_COPY)
 
 
 def _code(dtype: torch.dtype) -> str:

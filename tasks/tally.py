@@ -178,6 +178,30 @@ class Difference:
         largest = float(gaps.max())  # NaN wins in torch's max, as it must in ours
         self.max_abs = largest if math.isnan(largest) else math.nan if math.isnan(self.max_abs) else max(self.max_abs, largest)
 
+    def as_row(self, name: str, witness: str, *, expected_crc32: int = -1, found_crc32: int = -1) -> dict[str, object]:
+        """Return the row of a ValueTable.
+
+        Args:
+            name: the released tensor.
+            witness: whose values were expected.
+            expected_crc32: of the whole tensor as the witness has it, -1 where it was not made.
+            found_crc32: of the whole tensor as released, -1 where it was not made.
+
+        Returns:
+            Column to value.
+        """
+        return {
+            "name": name,
+            "witness": witness,
+            "numel": self.numel,
+            "differing": self.differing,
+            "max_abs": self.max_abs,
+            "first": self.first,
+            "expected_crc32": expected_crc32,
+            "found_crc32": found_crc32,
+            "flushed": self.flushed,
+        }
+
     @property
     def relative_error(self) -> float:
         """Rms of (found - source) over rms of the source; infinite when only the source is all zero."""

@@ -24,7 +24,7 @@ from validators.quantization import encoded_names
 from validators.sampled import ZERO_ROW, Run, read_repeated
 from validators.tables import parse_shape
 from validators.token_files import content_of
-from validators.vocabulary import parse_object, read_vocabulary
+from validators.vocabulary import parse_object, read_settings, read_vocabulary
 
 # What the families' modules are called that have one row per token; for a release whose family is not known.
 _MODULES = frozenset({"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "lm_head", "embed_out", "output"})
@@ -106,7 +106,7 @@ def _tokens(evidence: Evidence) -> _Tokens:
 
 
 def _read_tokens(folder: Path, padding: frozenset[int]) -> _Tokens:
-    settings = {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
+    settings = read_settings(folder)
     ids = read_vocabulary(folder, settings)
     added = parse_object(folder / "tokenizer.json").get("added_tokens")
     special = {str(token.get("content")) for token in (added if isinstance(added, list) else []) if isinstance(token, Mapping)}

@@ -21,7 +21,7 @@ from validators.expectation import Evidence
 from validators.loaded_tokenizer import LoadedTokenizer
 from validators.policy import UNSET_LENGTH
 from validators.token_files import content_of, judge_token_files
-from validators.vocabulary import parse_object, read_vocabulary
+from validators.vocabulary import read_settings, read_vocabulary
 
 Json = Mapping[str, object]
 
@@ -81,7 +81,7 @@ def examine(evidence: Evidence) -> Outcome:
 
 
 def _load(folder: Path) -> _Tokenizer:
-    settings = {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
+    settings = read_settings(folder)
     return _Tokenizer(folder, read_vocabulary(folder, settings), settings, _read_template(folder, settings))
 
 

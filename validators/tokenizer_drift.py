@@ -17,7 +17,7 @@ from validators.check import Check, Judgement, Outcome, attempt, first_line, has
 from validators.expectation import Evidence
 from validators.loaded_tokenizer import LoadedTokenizer
 from validators.token_files import content_of
-from validators.vocabulary import parse_object, read_vocabulary
+from validators.vocabulary import parse_object, read_settings, read_vocabulary
 
 # Prose, numbers, code, other scripts, spaces: what normalizers, pre-tokenizers and byte fallbacks differ on.
 TEXTS = (
@@ -72,7 +72,7 @@ class _Files:
 
     @classmethod
     def read(cls, folder: Path) -> "_Files":
-        settings = {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
+        settings = read_settings(folder)
         return cls(settings, parse_object(folder / "tokenizer.json"), read_vocabulary(folder, settings))
 
     def added(self) -> list[str]:

@@ -44,6 +44,21 @@ def read_vocabulary(folder: Path, settings: Mapping[str, object]) -> Ids:
     return ids
 
 
+def read_settings(folder: Path) -> Mapping[str, object]:
+    """Return a tokenizer's settings; tokenizer_config.json counts where special_tokens_map.json says otherwise.
+
+    Args:
+        folder: the tokenizer's.
+
+    Returns:
+        The settings of both files; empty where there is neither.
+
+    Raises:
+        FormatError: a file is damaged.
+    """
+    return {**parse_object(folder / "special_tokens_map.json"), **parse_object(folder / "tokenizer_config.json")}
+
+
 def parse_object(path: Path) -> Mapping[str, object]:
     """Return the JSON object in a file.
 

@@ -219,17 +219,7 @@ def _compare(name: str, live: torch.Tensor, released: torch.Tensor, dtype: torch
         cast_source = source if kept or not source.is_floating_point() else source.to(dtype).to(source.dtype)
         squares = tally.add(found)
         difference.add(found, cast_source, squares, partial(np.arange, start, stop, dtype=np.int64))
-    return {
-        "name": name,
-        "witness": NAME,
-        "numel": difference.numel,
-        "differing": difference.differing,
-        "max_abs": difference.max_abs,
-        "first": difference.first,
-        "expected_crc32": -1,
-        "found_crc32": -1,
-        "flushed": 0,
-    }
+    return difference.as_row(name, NAME)
 
 
 def _pieces(numel: int) -> Iterator[tuple[int, int]]:

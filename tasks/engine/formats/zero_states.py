@@ -274,16 +274,18 @@ def _step(value: object, param_groups: object, group: int) -> StoredTensor | int
     return value if isinstance(value, (StoredTensor, int)) else None
 
 
-def _mapping(value: object) -> Mapping[object, object]:
-    if not isinstance(value, dict):
+def _of_kind(value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__}")
     return value
+
+
+def _mapping(value: object) -> Mapping[object, object]:
+    return _of_kind(value, dict)
 
 
 def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"a {type(value).__name__}")
-    return value
+    return _of_kind(value, list)
 
 
 def _count(value: object) -> int:
@@ -301,9 +303,7 @@ def _per_group(value: object, num_groups: int) -> list[int]:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a {type(value).__name__}")
-    return value
+    return _of_kind(value, str)
 
 
 def _names(value: object) -> list[str]:
@@ -329,9 +329,7 @@ def _list_of_shapes(value: object) -> list[Mapping[str, Shape]]:
 
 
 def _tensor(value: object) -> StoredTensor:
-    if not isinstance(value, StoredTensor):
-        raise TypeError(f"a {type(value).__name__}")
-    return value
+    return _of_kind(value, StoredTensor)
 
 
 def _list_of_tensors(value: object) -> list[StoredTensor]:
