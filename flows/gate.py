@@ -22,6 +22,7 @@ from tasks.gather import compare_recorded, describe_release, digest_files
 from tasks.handover import Compared, Described, Judged, Loaded, ModelRequest, Planned, ReleaseFacts, SourceRef
 from tasks.known import find_known, read_earlier, write_digests
 from tasks.load_shards import load_shards
+from tasks.logits_line import why_not_comparable
 from tasks.prove import prove
 from tasks.reference import is_earlier_release, read_reference
 from tasks.reshard import reshard
@@ -178,7 +179,8 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
             return Compared(reason="nothing to compare with (--golden, --against)")
         return call(compare_recorded, described, run.folder, request.golden, request.witness_memory)
     tokenizer = folder if has_tokenizer(folder) and "tokenizer" not in request.skips else None
-    merged = folder if planned.uncast is None else call(merge_uncast, loaded, planned, run.folder / "merged")
+    needs_none = planned.uncast is None or bool(why_not_comparable(folder))  # nothing is merged for what will not be compared
+    merged = folder if needs_none else call(merge_uncast, loaded, planned, run.folder / "merged")
     try:
         return call(compare_logits, loaded, planned, folder, merged, run.folder, request.golden, tokenizer, request.witness_memory)
     finally:

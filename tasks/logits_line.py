@@ -104,7 +104,7 @@ def compare(subject: Subject) -> LogitsEvidence:
 
 
 def _compare(subject: Subject) -> LogitsEvidence:
-    reason = why_not_runnable(subject.release) or _why_not_comparable(subject.release)
+    reason = why_not_runnable(subject.release) or why_not_comparable(subject.release)
     if reason:
         silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME))
         return LogitsEvidence(witnesses=silent, reason=reason)
@@ -124,8 +124,17 @@ def _compare(subject: Subject) -> LogitsEvidence:
     return LogitsEvidence(tuple(comparisons), (heard, said), values)
 
 
-def _why_not_comparable(folder: Path) -> str:
-    # A quantized model runs in its engine's kernels; transformers would have to dequantize it, and no limits are known for that.
+def why_not_comparable(folder: Path) -> str:
+    """Say why no logits of a release are compared, from its config alone.
+
+    A quantized model runs in its engine's kernels; transformers would have to dequantize it, and no limits are known for that.
+
+    Args:
+        folder: the release.
+
+    Returns:
+        The reason; empty when nothing speaks against it.
+    """
     method = read_quantization(open_release(folder)).method
     return f"quantized ({method}): logits are the serving engine's to compare" if method else ""
 
