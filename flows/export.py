@@ -12,6 +12,8 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.approval import ASKING
+from flows.hooks import remove_what_is_staged, say_how_to_go_on
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
 from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now, show_ended
@@ -30,6 +32,7 @@ from tasks.publish import publish
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from tasks.write import finish_release, write_file
+from validators.approval import judge_approval
 from validators.check import has_tokenizer
 from validators.checks import CHECKS_OF_EXPORT
 from validators.policy import REQUIRED_CHECKS
@@ -107,7 +110,7 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
     prepared = prepare(request, run)
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with lock_of(destination):
+    with lock_of(destination, wait=request.wait):
         stage = Stage.create(destination, prepared.planned.digest, reached=run.reached)
         try:
             return _write_and_judge(request, run, prepared, stage)
@@ -134,6 +137,9 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
     judged = run.phase("check", lambda: call(check_release, stage.folder, planned, measured, compared, request.skips, run.clock))
     gathered = Gathered(prepared, judged, compared, measured)
     outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
+    if request.approve and outcome.verdict.green:
+        gathered = _ask(request, run, gathered, outcome)
+        outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
     if not outcome.verdict.green:
         kept = stage.folder if request.keep_stage else None
         if kept is None:
@@ -141,6 +147,13 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
         raise NotPublishedError(replace(_report(request, run, gathered), stage=kept))
     run.phase("publish", lambda: call(publish, stage, durable=request.fsync))
     return _report(request, run, gathered)
+
+
+def _ask(request: ExportRequest, run: Run, gathered: Gathered, outcome: Outcome) -> Gathered:
+    answer = run.phase("approval", lambda: ASKING.get()(outcome, request.approve_within))
+    run.notes.append(f"Asked whether to publish: {answer.decision}, {answer.told}.")
+    judged = Judged((*gathered.judged.results, judge_approval(answer, str(request.to))))
+    return replace(gathered, judged=judged)
 
 
 def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
@@ -197,7 +210,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
-        notes=(*loaded.notes, *notes),
+        notes=(*loaded.notes, *run.notes, *notes),
     )
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
@@ -289,7 +302,13 @@ def _refusal(judged: Judged, outcome: Outcome) -> ReleaseError:
     return RequestError(f"[{first.code}] expected {first.expected}, found {first.found}.", where=first.where, remedy=first.remedy + more)
 
 
-@flow(name="export", flow_run_name="export {request.source.name}", validate_parameters=True)
+@flow(
+    name="export",
+    flow_run_name="export {request.source.name}",
+    validate_parameters=True,
+    on_cancellation=[remove_what_is_staged],
+    on_crashed=[say_how_to_go_on],
+)
 def export(request: ExportRequest) -> str:
     """Export a sharded checkpoint into verified, published release weights.
 

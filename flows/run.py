@@ -17,9 +17,10 @@ from prefect import Task
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.callables import get_call_parameters
 
+from reports.errors import ReleaseError
 from reports.model import Phase, Report, Verdict
 from reports.write import ReportPaths
-from tasks.artifacts import show_check, show_findings, show_report
+from tasks.artifacts import show_check, show_findings, show_refusal, show_report
 from validators.policy import REQUIRED_CHECKS
 
 T = TypeVar("T")
@@ -90,11 +91,15 @@ def show_ended(work: Callable[[], Outcome]) -> str:
 
     Raises:
         RedVerdictError: a check failed.
+        ReleaseError: the work could not be done.
     """
     try:
         outcome = work()
     except RedVerdictError as red:
         red.outcome.show()
+        raise
+    except ReleaseError as refused:
+        show_refusal(refused)
         raise
     outcome.show()
     return str(outcome.paths.html)

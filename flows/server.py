@@ -143,6 +143,25 @@ def stop_prefect() -> None:
             os.environ.pop(_API_URL, None)
 
 
+def has_terminal_to_ask() -> bool:
+    """Return whether a command that asks somebody asks at the terminal; else in the page of the server that is configured.
+
+    To be asked before `prepare_prefect`, which names the embedded server: that has no page.
+
+    Returns:
+        True when standard input is a terminal.
+
+    Raises:
+        RequestError: neither is there.
+    """
+    if sys.stdin is not None and sys.stdin.isatty():
+        return True
+    if not is_configured():
+        remedy = "Run it at a terminal, from the page of shardwright serve, or without --approve."
+        raise RequestError("has nobody to ask: standard input is no terminal", where="--approve", remedy=remedy)
+    return False
+
+
 def is_configured() -> bool:
     """Return whether the user has configured a Prefect server.
 

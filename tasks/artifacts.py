@@ -24,6 +24,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from reports.errors import ReleaseError
 from reports.markdown import code_span, render_check, render_markdown, shorten
 from reports.model import CheckResult, Finding, Report
 from reports.write import ReportPaths
@@ -91,6 +92,22 @@ def show_report(report: Report, paths: ReportPaths, required: frozenset[str] = f
             key="report",
             description=shorten(verdict.line),
         ),
+    )
+
+
+def show_refusal(error: ReleaseError) -> UUID:
+    """Show what stood in the way, where, and what to do, under the key `report`.
+
+    Args:
+        error: why the work could not be done.
+
+    Returns:
+        The artifact's id.
+    """
+    lines = [f"## Not done: {code_span(shorten(error.what))}", f"Where: {code_span(error.where)}" if error.where else "", error.remedy]
+    return cast(
+        "UUID",
+        create_markdown_artifact(markdown="\n\n".join(filter(None, lines)), key="report", description=shorten(f"not done: {error}")),
     )
 
 
