@@ -37,8 +37,8 @@ from flows.policy_commands import policy_app
 from flows.request_file import read_request
 from flows.requests import ExportRequest
 from flows.reshard_command import reshard
-from flows.server import has_terminal_to_ask
 from flows.serve_command import serve
+from flows.server import has_terminal_to_ask
 from reports.errors import ReleaseError
 
 REFUSED, INTERRUPTED = 2, 130

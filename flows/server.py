@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from reports.errors import ServerError
+from reports.errors import RequestError, ServerError
 
 READY = b"ready"
 START_SECONDS = 120.0  # a new database on a busy machine takes 25

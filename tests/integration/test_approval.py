@@ -4,13 +4,12 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from flows.approval import ASKING
+from flows.approval import ASKING, ask_at_terminal
 from flows.export import NotPublishedError, run_export
 from flows.requests import ExportRequest
 from flows.run import PlainRunner, Silent
@@ -112,18 +111,28 @@ def test_without_anybody_to_ask_it_is_refused_at_once(source, base):
     assert "--approve: has nobody to ask" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("typed", "code"), [(b"yes\n", 0), (b"y\n", 1), (b"\n", 1), (None, 1)])
-def test_the_terminal_is_asked(source, base, typed, code):
+@pytest.mark.parametrize(("typed", "decision"), [(b"yes\n", "approve"), (b"y\n", "reject"), (b"\n", "reject"), (b"", "unanswered")])
+def test_only_yes_is_a_yes_at_the_terminal(source, base, monkeypatch, capsys, typed, decision):
     ours, theirs = pty.openpty()
-    within = ("--approve-within", "600" if typed else "1")
+    os.write(ours, typed)
+    outcome = run_export(ExportRequest(**request_for(source, base)), PlainRunner(), Silent())
+    with open(theirs, closefd=False) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        answer = ask_at_terminal(outcome, 60 if typed else 1)
+    assert answer.decision == decision
+    told = capsys.readouterr().err
+    assert "Only yes does" in told
+    assert "ready to be published" in told
+
+
+@pytest.mark.slow
+def test_the_command_asks_its_terminal(source, base):
+    ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        _command(source, base, "--approve", *within), env=_environment(base), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        _command(source, base, "--approve"), env=_environment(base), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    if typed:
-        threading.Thread(target=os.write, args=(ours, typed)).start()
-    _, told = process.communicate(timeout=300)
-    assert process.returncode == code, told.decode()
-    assert b"Only yes does" in told
-    assert b"ready to be published" in told
-    assert (base / "out/shardwright.committed").is_file() == (code == 0)
+    os.write(ours, b"no, wait\n")
+    _, told = process.communicate(timeout=600)
+    assert process.returncode == 1, told.decode()
+    assert b"answered 'no, wait'" in told
+    assert beside(base) - {"home"} == set()
