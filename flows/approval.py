@@ -16,8 +16,9 @@ from prefect.input import RunInput
 from pydantic import Field
 
 from flows.run import Outcome
-from reports.markdown import code_span, render_markdown
+from reports.markdown import code_span
 from reports.model import Report
+from reports.text import summary_lines
 from validators.approval import Answer
 from validators.policy import REQUIRED_CHECKS
 
@@ -57,9 +58,15 @@ def ask_in_page(outcome: Outcome, seconds: int) -> Answer:
     Returns:
         The answer.
     """
-    page = f"Full report: {code_span(str(outcome.paths.html))}\n\n{render_markdown(_waiting(outcome), REQUIRED_CHECKS)}"
+    waiting = _waiting(outcome)
+    written = sum(phase.nbytes_written for phase in waiting.phases)
+    told = (*summary_lines(waiting, REQUIRED_CHECKS), f"size     {written:,} bytes", f"report   {outcome.paths.html}")
     try:
-        given = pause_flow_run(Decision.with_initial_data(description=page), timeout=seconds, poll_interval=_POLL_SECONDS)
+        given = pause_flow_run(
+            Decision.with_initial_data(description="\n\n".join(code_span(line) for line in told)),
+            timeout=seconds,
+            poll_interval=_POLL_SECONDS,
+        )
     except FlowPauseTimeout:
         return Answer("unanswered", seconds=seconds)
     return Answer(given.decision, given.by, given.reason)

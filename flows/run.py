@@ -1,5 +1,6 @@
 """One run: its id, folder, clock, and how its tasks are called."""
 
+import logging
 import platform
 import secrets
 import time
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from prefect import Task
+from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.callables import get_call_parameters
 
 from reports.errors import ReleaseError
 from reports.model import Phase, Report, Verdict
+from reports.text import summary_lines
 from reports.write import ReportPaths
-from tasks.artifacts import show_check, show_findings, show_refusal, show_report
+from tasks.artifacts import show_check, show_findings, show_refusal, show_report, show_trends
 from validators.policy import REQUIRED_CHECKS
 
 T = TypeVar("T")
@@ -61,11 +64,20 @@ class Outcome:
     stage: Path | None = None
 
     def show(self) -> None:
-        """Show checks, findings and verdict in Prefect. Inside a flow run only."""
-        for result in self.report.results:
-            show_check(result)
-        show_findings(self.report.results)
+        """Show verdict, what did not pass, and findings in Prefect: as artifacts and in the run's log. Inside a flow run only."""
         show_report(self.report, self.paths, REQUIRED_CHECKS)
+        for result in self.report.results:
+            if result.status not in ("passed", "skipped"):  # the report names them all
+                show_check(result)
+        if any(result.findings for result in self.report.results):
+            show_findings(self.report.results)
+        show_trends(self.report)
+        log = get_run_logger()
+        *told, verdict = summary_lines(self.report, REQUIRED_CHECKS)
+        for line in told:
+            log.info(line)
+        log.log(logging.INFO if self.verdict.green else logging.ERROR, verdict)
+        log.info(f"report   {self.paths.html}")
 
 
 class RedVerdictError(Exception):

@@ -7,6 +7,7 @@ Source: prefect 3.9. Keys take `[a-z0-9-]` only. A table cell that is NaN become
 page renders cells as Markdown, the newer one as plain text: names stand in code spans, which read well in both.
 """
 
+import base64
 import contextvars
 import logging
 import re
@@ -18,6 +19,7 @@ from uuid import UUID
 
 import httpx
 from prefect.artifacts import (
+    create_image_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -25,8 +27,10 @@ from prefect.artifacts import (
 )
 
 from reports.errors import ReleaseError
+from reports.html import draw_trends
 from reports.markdown import code_span, render_check, render_markdown, shorten
 from reports.model import CheckResult, Finding, Report
+from reports.svg import stand_alone
 from reports.write import ReportPaths
 
 MAX_FINDINGS = 200
@@ -84,15 +88,32 @@ def show_report(report: Report, paths: ReportPaths, required: frozenset[str] = f
         The artifact's id.
     """
     verdict = report.verdict(required)
-    page = f"Full report: {code_span(str(paths.html))}\n\n"
+    page = f"\nFull report: {code_span(str(paths.html))}\n"
     return cast(
         "UUID",
         create_markdown_artifact(
-            markdown=page + render_markdown(report, required),
+            markdown=render_markdown(report, required) + page,
             key="report",
             description=shorten(verdict.line),
         ),
     )
+
+
+def show_trends(report: Report) -> list[UUID]:
+    """Show how a drill's numbers moved from run to run, as a picture each, under keys `trend-<number>`; none for a first drill.
+
+    Args:
+        report: a drill's report.
+
+    Returns:
+        The artifacts' ids.
+    """
+    shown = []
+    for name, chart in draw_trends(report.history):
+        picture = base64.b64encode(stand_alone(chart).encode()).decode()
+        address = f"data:image/svg+xml;base64,{picture}"
+        shown.append(cast("UUID", create_image_artifact(image_url=address, key=artifact_key(f"trend-{name}"), description=name)))
+    return shown
 
 
 def show_refusal(error: ReleaseError) -> UUID:

@@ -1,93 +1,28 @@
 """`shardwright serve`, for real: its server answers, what it offers runs when asked, and it leaves nothing behind when told to stop."""
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
-from tests.builders.released import GOLDEN
+from tests.integration.served import CASE, ROOT, Served, make_run, serving
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-CASE = GOLDEN / "accelerate_llama"
-COMMAND = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli import main; main()"
-PATIENCE = 300.0
-OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-
-
-@dataclass
-class Served:
-    """A running `shardwright serve`."""
-
-    process: subprocess.Popen[str]
-    api: str
-    place: Path
-
-    def post(self, route: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{self.api}{route}", json=body, timeout=60)
-
-    def deployment(self, name: str) -> dict:
-        return httpx.get(f"{self.api}/deployments/name/{name}", timeout=60).raise_for_status().json()
-
-    def run(self, name: str, **request: object) -> dict:
-        """Ask for a run, wait until it is over, and return it."""
-        offered = self.deployment(name)
-        parameters = {"request": offered["parameters"].get("request", {}) | request}
-        asked = self.post(f"/deployments/{offered['id']}/create_flow_run", parameters=parameters, state={"type": "SCHEDULED"})
-        asked.raise_for_status()
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            found = httpx.get(f"{self.api}/flow_runs/{asked.json()['id']}", timeout=60).json()
-            if found["state_type"] in OVER:
-                return found
-            time.sleep(1)
-        raise AssertionError(f"{name} is not over after {PATIENCE} s")
-
-    def artifacts(self, run: dict) -> dict[str, str]:
-        found = self.post("/artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}).json()
-        return {artifact["key"]: str(artifact["data"]) for artifact in found}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     """A server that looks after a training run with one complete step."""
     place = tmp_path_factory.mktemp("served")
-    shutil.copytree(CASE / "ckpt", place / "run/step-3")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    asked = ["serve", "--port", str(port), "--root", "run", "--evaluations", "evaluations", "--assets", str(CASE / "hf")]
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | {"PREFECT_HOME": str(place / "home")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *asked], cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    said = []
-    while not said or not said[-1].startswith("stop "):
-        line = process.stdout.readline()
-        assert line, f"it ended: {said}"
-        said.append(line)
-    assert said[0] == f"open     http://127.0.0.1:{port}\n"
-    yield Served(process, f"http://127.0.0.1:{port}/api", place)
-    if process.poll() is None:
-        process.kill()
+    make_run(place)
+    with serving(place, "--root", "run", "--evaluations", "evaluations", "--assets", str(CASE / "hf")) as running:
+        yield running
 
 
 def test_the_page_is_served_and_knows_its_own_port(served):
-    page = served.api.removesuffix("/api")
-    assert "<html" in httpx.get(f"{page}/v2/", timeout=60, follow_redirects=True).text.lower()
-    settings = httpx.get(f"{page}/ui-settings", timeout=60, follow_redirects=True)
+    assert "<html" in httpx.get(f"{served.page}/v2/", timeout=60, follow_redirects=True).text.lower()
+    settings = httpx.get(f"{served.page}/ui-settings", timeout=60, follow_redirects=True)
     assert settings.json()["api_url"] == served.api
 
 
@@ -145,8 +80,7 @@ def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(serv
 
 
 def test_it_stops_when_told_to_and_its_server_with_it(served):
-    served.process.send_signal(signal.SIGTERM)
-    served.process.communicate(timeout=120)
+    served.stop()
     assert served.process.returncode == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.api}/health", timeout=5)
