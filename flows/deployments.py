@@ -35,11 +35,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A training run that schedules look after: its root, where evaluation exports go (None for none), its assets."""
+    """A training run that schedules look after: its root, where evaluation exports go (None for none), its assets, and the training step
+    that drills continue with, as `module:function` ("" for none)."""
 
     root: Path
     evaluations: Path | None = None
     assets: Path | None = None
+    resume: str = ""
 
 
 def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
@@ -60,9 +62,10 @@ def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
     ]
     if watched is None:
         return tuple(offers)
-    run = common | {"root": str(watched.root)}
+    run, d3 = common | {"root": str(watched.root)}, {"level": "D3", "resume": watched.resume}
     offers += [
         Offer("nightly", restore_drill, f"Every night: the newest and an older save of {watched.root} are read whole.", run, NIGHTLY, 1),
+        Offer("weekly", restore_drill, f"Every week: real processes restore {watched.root}.", run | d3, WEEKLY, 1),
     ]
     if watched.evaluations is not None:
         exports = run | {"into": str(watched.evaluations)} | ({"assets": str(watched.assets)} if watched.assets else {})

@@ -69,13 +69,25 @@ class Served:
         found = self.post("/artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}).json()
         return {artifact["key"]: str(artifact["data"]) for artifact in found}
 
-    def logs(self, run: dict) -> str:
-        found = self.post("/logs/filter", logs={"flow_run_id": {"any_": [run["id"]]}}).json()
-        return "\n".join(line["message"] for line in found)
+    def logs(self, run: dict, wanted: str) -> str:
+        """A run's log, once it holds a text: it arrives in batches, a hook's after the run is over."""
+        deadline = time.monotonic() + 60
+        while True:
+            found = self.post("/logs/filter", logs={"flow_run_id": {"any_": [run["id"]]}}).json()
+            told = "\n".join(line["message"] for line in found)
+            if wanted in told or time.monotonic() > deadline:
+                return told
+            time.sleep(0.5)
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=120)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def make_run(place: Path) -> None:
@@ -86,9 +98,7 @@ def make_run(place: Path) -> None:
 @contextmanager
 def serving(place: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Served]:
     """Start `shardwright serve` in `place`, wait until it answers, and end it with the block if it has not ended yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", str(port), *options],
@@ -105,8 +115,9 @@ def serving(place: Path, *options: str, environment: Mapping[str, str] | None = 
             line = process.stdout.readline()
             assert line, f"it ended: {said}"
             said.append(line)
-        assert f"open     http://127.0.0.1:{port}\n" in said
-        yield Served(process, f"http://127.0.0.1:{port}/api", place)
+        page = (environment or {}).get("PREFECT_API_URL", f"http://127.0.0.1:{port}/api").removesuffix("/api")
+        assert f"open     {page}\n" in said
+        yield Served(process, f"{page}/api", place)
     finally:
         if process.poll() is None:
             process.kill()
