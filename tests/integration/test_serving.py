@@ -57,25 +57,44 @@ def test_a_red_gate_fails_its_run_and_says_why(served):
     assert "not accepted" in served.artifacts(run)["report"]
 
 
+EXPORT, GATE, DRILL, NEWEST = "export/on-demand", "release%20gate/on-demand", "restore%20drill/on-demand", "export%20newest/evaluation"
+
+
 @pytest.mark.parametrize(
-    ("request_", "word"),
+    ("deployment", "request_", "word"),
     [
-        ({"source": "/nowhere", "to": "x", "dtype": "int7"}, "int7"),
-        ({"to": "x"}, "source"),
-        ({"source": "a", "to": "b", "workerz": 1}, "workerz"),
+        (EXPORT, {"source": "/nowhere", "to": "x", "dtype": "int7"}, "int7"),
+        (EXPORT, {"to": "x"}, "source"),
+        (EXPORT, {"source": "a", "to": "b", "workerz": 1}, "workerz"),
+        (GATE, {"release": "a", "weights": "other"}, "other"),
+        (GATE, {}, "release"),
+        (DRILL, {"root": "a", "level": "D4"}, "D4"),
+        (DRILL, {"root": "a", "steps": 1}, "1 is less than the minimum of 3"),
+        (NEWEST, {"root": "a", "into": "b", "dtype": "int7"}, "int7"),
+        (NEWEST, {"root": "a"}, "into"),
     ],
 )
-def test_a_form_filled_in_wrongly_is_refused_at_once(served, request_, word):
-    offered = served.deployment("export/on-demand")
-    answer = served.post(f"/deployments/{offered['id']}/create_flow_run", parameters={"request": request_})
+def test_a_form_filled_in_wrongly_is_refused_at_once(served, deployment, request_, word):
+    answer = served.post(f"/deployments/{served.deployment(deployment)['id']}/create_flow_run", parameters={"request": request_})
     assert answer.status_code in (409, 422)
     assert word in answer.text
 
 
-def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(served):
-    run = served.run("export/on-demand", source="/nowhere", to=str(served.place / "out"))
+@pytest.mark.parametrize(
+    ("deployment", "request_", "word"),
+    [
+        (EXPORT, {"source": "/nowhere", "to": "/nowhere/out"}, "/nowhere: does not exist"),
+        (EXPORT, {"source": str(CASE / "ckpt"), "to": "/tmp/out", "skip": ["logits"]}, "CHECK=REASON"),
+        (GATE, {"release": "/nowhere"}, "/nowhere: does not exist"),
+        (DRILL, {"root": "/nowhere"}, "/nowhere: does not exist"),
+        (DRILL, {"root": str(CASE), "level": "D1", "resume": "train:step"}, "is level D3, not D1"),
+        (NEWEST, {"root": "/nowhere", "into": "/nowhere"}, "/nowhere: does not exist"),
+    ],
+)
+def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(served, deployment, request_, word):
+    run = served.run(deployment, **request_)
     assert run["state_type"] == "FAILED"
-    assert "does not exist" in run["state"]["message"]
+    assert word in run["state"]["message"]
     assert not (served.place / "out").exists()
 
 
