@@ -83,11 +83,23 @@ def list_saves(root: Path, also: Sequence[Path] = (), clock: Callable[[], float]
     begun, found_at, found = clock(), 0.0, []
     for step in sorted(steps, reverse=True):
         for name in sorted(steps[step]):
-            roots = tuple(other / name if (other / name).is_dir() else other for other in also)
-            found.append(_look(root / name, step, roots))
+            found.append(_look(root / name, step, of_step(also, name)))
             found_at = found_at or (clock() - begun if found[-1].is_complete else 0.0)
     leftovers = tuple(sorted(path.name for path in root.iterdir() if _TEMPORARY.search(path.name)))
     return Saves(root, tuple(reversed(found)), _pointer(root), leftovers, found_at)
+
+
+def of_step(also: Sequence[Path], name: str) -> tuple[Path, ...]:
+    """Return where other roots have a save.
+
+    Args:
+        also: roots of the run, or of the save itself.
+        name: the save's folder.
+
+    Returns:
+        A folder per root.
+    """
+    return tuple(other / name if (other / name).is_dir() else other for other in also)
 
 
 def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastDrill]) -> Save | None:
@@ -106,12 +118,11 @@ def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastD
     return min(older, key=lambda save: (last.get(save.name, -1), -(save.step or 0)), default=None)
 
 
-def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
+def open_save(save: Save) -> CheckpointReader:
     """Return the reader of a save.
 
     Args:
         save: a complete one.
-        also: more roots of it.
 
     Returns:
         Its reader.
@@ -119,13 +130,14 @@ def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
     Raises:
         FormatError: it has changed since it was listed.
     """
-    return open_checkpoint(Path(save.path), also=also)
+    return open_checkpoint(Path(save.path), also=[Path(root) for root in save.also])
 
 
 def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
-    cause = refusal = ""
+    cause = refusal = kind = ""
     try:
         catalog = open_checkpoint(folder, also=also).catalog()
+        kind = catalog.format
         step = catalog.step if step is None else step
         unread = [note for note in catalog.notes if MODEL_ONLY in note]
         if unread:  # an export can do without the optimizer, a resume cannot
@@ -147,6 +159,8 @@ def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
         max((stat.st_mtime for stat in stats.values()), default=0.0),
         sum(stat.st_size for stat in stats.values()),
         tuple(sorted({*empty, *temporary})),
+        kind,
+        tuple(str(root.absolute()) for root in also),
     )
 
 
