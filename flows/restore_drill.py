@@ -111,7 +111,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
         resumed=real.resumed,
         sabotage=tried,
         exported=find_export(request.runs, root),
-        reasons=real.reasons,
+        reasons=(*real.reasons, *(() if tried else (("negative", _why_no_copy(sound)),))),
     )
     write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
@@ -150,6 +150,10 @@ def _sabotage(run: Run, found: Found, sound: list[Drilled]) -> tuple[Sabotage, .
     older = [save for save in found.complete() if (save.step or 0) < (newest.step or 0)]
     with tempfile.TemporaryDirectory(dir=run.folder) as scratch:
         return run.phase("sabotage", lambda: run.runner.call(sabotage, newest, older[-1] if older else None, Path(scratch)))
+
+
+def _why_no_copy(sound: list[Drilled]) -> str:
+    return "no damaged copy was made: the save's roots do not make one folder" if sound else "no complete save"
 
 
 def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]], log: tuple[Step, ...]) -> Real:
