@@ -227,7 +227,15 @@ def plan(
 
 
 @app.command()
-def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
+def inspect(
+    source: SourceArg,
+    step: StepOption = None,
+    tag: TagOption = "",
+    also: AlsoOption = None,
+    goals: Annotated[Path | None, typer.Option(help="The drill's YAML, with what its owner declares.", show_default=False)] = None,
+    runs: RunsOption = None,
+    as_json: JsonOption = False,
+) -> int:
     """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
 
     Reads metadata and the small objects of the training state only.
@@ -236,7 +244,7 @@ def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", als
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, default_runs())
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, runs or default_runs(), goals)
     with reader_may_leave():
         print_inspection(inspection, as_json=as_json)
     return GREEN

@@ -15,7 +15,8 @@ from tasks.engine.tensors.catalog import Catalog, SourceTensor
 from tasks.saves import list_saves
 from validators.drills.inventory import Component, take_inventory
 from validators.drills.layout import Layout, RankRow, read_layout
-from validators.drills.readiness import Answer, Surroundings, answer_readiness
+from validators.drills.log import read_goals
+from validators.drills.readiness import Answer, Declared, Surroundings, answer_readiness
 
 _SHOWN = 12
 
@@ -30,7 +31,7 @@ class Inspection:
     answers: tuple[Answer, ...]
 
 
-def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str, runs: Path) -> Inspection:
+def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str, runs: Path, goals: Path | None) -> Inspection:
     """Return what a checkpoint holds.
 
     Args:
@@ -39,27 +40,31 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, t
         step: which step of a run's root.
         tag: which save of a folder that holds several.
         runs: where run folders are, for the history of drills.
+        goals: the drill's YAML, for what the run's owner declares; None when there is none.
 
     Returns:
         The inspection.
 
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
+        RequestError: the goals are malformed.
     """
+    declared = read_goals(goals).declared if goals is not None else Declared()
     reader = open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag)
     facts = gather_facts(reader)
-    answers = answer_readiness(facts, _look_around(Path(facts.root), runs))
+    answers = answer_readiness(facts, _look_around(Path(facts.root), runs, declared))
     return Inspection(reader.catalog(), take_inventory(facts), read_layout(facts), answers)
 
 
-def _look_around(checkpoint: Path, runs: Path) -> Surroundings:
+def _look_around(checkpoint: Path, runs: Path, declared: Declared) -> Surroundings:
     beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
     kept = tuple(save.name for save in beside.complete())
     nbytes = next((save.nbytes for save in beside.saves if checkpoint.is_relative_to(save.path)), 0)
     passed = [past for past in read_history(runs) if past.green and checkpoint.name in past.drilled]
     last = f"{passed[-1].finished}, level {passed[-1].level} ({passed[-1].run_id})" if passed else ""
     exported = find_export(runs, beside.root)
-    return Surroundings(kept, beside.interval_seconds(), nbytes, disk_usage(checkpoint).free, last, exported and f"{exported} was green")
+    free, told = disk_usage(checkpoint).free, exported and f"{exported} was green"
+    return Surroundings(kept, beside.interval_seconds(), nbytes, free, last, told, declared)
 
 
 def print_inspection(inspection: Inspection, *, as_json: bool) -> None:
