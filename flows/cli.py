@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from flows.drill_commands import add_commands
+from flows.drill_commands import add_commands as add_drill_commands
 from flows.gate_command import gate
 from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
 from flows.options import (
@@ -37,6 +37,7 @@ from flows.policy_commands import policy_app
 from flows.request_file import read_request
 from flows.requests import ExportRequest
 from flows.reshard_command import reshard
+from flows.retention_commands import add_commands as add_retention_commands
 from flows.serve_command import serve
 from reports.errors import ReleaseError
 
@@ -55,7 +56,8 @@ app.add_typer(policy_app)
 app.command()(reshard)
 app.command()(gate)
 app.command()(serve)
-add_commands(app)
+add_drill_commands(app)
+add_retention_commands(app)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
-from flows.run import now, versions
+from flows.run_folder import now, versions
 from reports.errors import CommitError
 from reports.spell import spell_bytes, spell_seconds
 from reports.write import replace_text

@@ -12,7 +12,9 @@ from pathlib import Path
 from prefect import flow
 
 from flows.drill_requests import DrillRequest
-from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now, show_ended
+from flows.reading import reading
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
+from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
@@ -269,4 +271,6 @@ def run_drill(request: DrillRequest, runner: Runner) -> Outcome:
         The outcome of a green drill.
     """
     check_request(request)
-    return drill_line(request, Run.create("drill", request.runs, runner))
+    run = Run.create("drill", request.runs, runner)
+    with reading(run.folder, [request.root, *request.also]):
+        return drill_line(request, run)

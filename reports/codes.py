@@ -10,6 +10,7 @@ from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
 from reports.drill_codes import DRILL_CODES
 from reports.model import Finding
+from reports.retention_codes import RETENTION_CODES
 
 _EXPORT_AGAIN = "Export again into an empty folder."
 _FROM_COMPLETE = "Export again from a complete checkpoint."
@@ -343,6 +344,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _STATISTICS
     | _POLICY
     | dict(DRILL_CODES)
+    | dict(RETENTION_CODES)
 )
 
 

@@ -206,7 +206,7 @@ class Report:
     @property
     def has_mapping(self) -> bool:
         """Whether the run is about names that were mapped; a drill is not."""
-        return self.kind != "drill"
+        return self.kind not in ("drill", "retain")
 
     def mapping_line(self) -> str:
         """Return `mapping proven by: …` or `mapping not proven`.
