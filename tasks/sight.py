@@ -7,7 +7,7 @@ as an archive does. Opening it (tasks.saves) also proves that its tensors are co
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,11 @@ class _Files:
     nbytes: Mapping[str, int]
 
     def content(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
 
 
 def see_saves(root: Path) -> tuple[SeenSave, ...]:
@@ -83,7 +87,7 @@ def list_going(root: Path) -> tuple[str, ...]:
 def _see(folder: Path, step: int, tracker: str) -> SeenSave:
     if folder.is_symlink():
         return SeenSave(folder.name, step, 0, 0.0, "a link, which is not followed")
-    stats = {str(path.relative_to(folder)): path.stat(follow_symlinks=False) for path in _walk(folder)}
+    stats = dict(_stats(str(folder), ""))
     files = _Files(folder, {name: stat.st_size for name, stat in stats.items()})
     saved_at = max((stat.st_mtime for stat in stats.values()), default=0.0)
     thinnable = _thinnable(files)
@@ -98,16 +102,14 @@ def _see(folder: Path, step: int, tracker: str) -> SeenSave:
     )
 
 
-def _walk(folder: Path) -> list[Path]:
-    return [Path(entry) for entry in _entries(str(folder))]
-
-
-def _entries(folder: str) -> list[str]:
-    found = []
+def _stats(folder: str, inner: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            found += _entries(entry.path) if entry.is_dir(follow_symlinks=False) else [entry.path]
-    return found
+            name = f"{inner}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _stats(entry.path, f"{name}/")
+            else:
+                yield name, entry.stat(follow_symlinks=False)
 
 
 def _is_ahead(step: int, tracker: str) -> bool:
@@ -185,10 +187,10 @@ _ARCHIVE = re.compile(r"\.(?:distcp|pt|pth|bin)$")
 def _is_cut(files: _Files, name: str) -> bool:
     nbytes = files.nbytes[name]
     if name.endswith(".safetensors"):
-        return _is_cut_safetensors(files.folder / name, nbytes)
+        return _is_cut_safetensors(files.path(name), nbytes)
     if name == RECORD_NAME or not _ARCHIVE.search(name):
         return False
-    with (files.folder / name).open("rb") as file:
+    with open(files.path(name), "rb") as file:
         if not name.endswith(".distcp") and file.read(2) != b"PK":
             return False  # a pickle of old: it has no end record
         file.seek(max(0, nbytes - 22))
@@ -198,8 +200,8 @@ def _is_cut(files: _Files, name: str) -> bool:
         return _END_RECORD not in file.read()
 
 
-def _is_cut_safetensors(path: Path, nbytes: int) -> bool:
-    with path.open("rb") as file:
+def _is_cut_safetensors(path: str, nbytes: int) -> bool:
+    with open(path, "rb") as file:
         header_nbytes = int.from_bytes(file.read(8), "little")
         if not 0 < header_nbytes <= nbytes:
             return True
