@@ -8,14 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from flows.requests import refuse_unprintable
 from flows.run_folder import make_run_folder, now, versions
+from flows.run_timeline import mark_run
 from reports.codes import finding
 from reports.errors import RequestError, name_some
-from reports.model import Change, CheckResult, Finding, Report
+from reports.model import Change, CheckResult, Finding, Mark, Report
 from reports.spell import spell_bytes
 from reports.write import ReportPaths, replace_text, write_report
 from tasks.claims import OWN_KIND
 from tasks.engine.formats.readers import check_folder
+from tasks.ledger import gather_events
 from tasks.retain import Planned, apply_plan, plan_root
+from validators.retention.evaluations import read_evaluations
 from validators.retention.evidence import Decision
 from validators.retention.plan import budget_left
 from validators.retention.policy import RetentionPolicy, read_retention_policy
@@ -34,10 +37,11 @@ class RetainRequest(BaseModel):
     root: Path = Field(description="The training run's root, with a folder per save.")
     policy: Path | None = Field(None, description="YAML of what to keep. Default: the last three saves.")
     log: Path | None = Field(None, description="The trainer's log: JSON lines, trainer_state.json or CSV.")
+    evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them; their saves stay.")
     apply: bool = Field(False, description="Delete what the plan says. Default: only say it.")
     runs: Path = Field(Path("runs"), description="Where run folders and the history of drills are.")
 
-    _paths = field_validator("root", "policy", "log", "runs")(refuse_unprintable)
+    _paths = field_validator("root", "policy", "log", "evals", "runs")(refuse_unprintable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,8 @@ def retain(request: RetainRequest) -> Retained:
     if policy.every_tokens and not (policy.tokens_per_step or any(line.consumed for line in log)):
         raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
     started = now()
-    planned = plan_root(root, policy, log, request.runs)
+    evaluations = read_evaluations(request.evals)
+    planned = plan_root(root, policy, log, request.runs, evaluations)
     run_id, folder = make_run_folder(OWN_KIND, request.runs)
     replace_text(folder / "plan.json", json.dumps(asdict(planned.plan), indent=1) + "\n")
     left = apply_plan(root, planned, lambda _: None) if request.apply else ()
@@ -89,9 +94,17 @@ def retain(request: RetainRequest) -> Retained:
         started=started,
         finished=now(),
         changes=tuple(_change(decision, dict(left), BECOMES if not request.apply else DONE) for decision in _going_first(planned)),
+        timeline=(*_mark_saves(planned), *mark_run(log, policy, gather_events(request.runs, root), evaluations)),
         notes=tuple(f"{name}: left half-deleted by an interrupted run, goes first" for name in planned.plan.unfinished),
     )
     return Retained(planned, left, report, write_report(report, folder))
+
+
+def _mark_saves(planned: Planned) -> tuple[Mark, ...]:
+    rows = sorted(planned.plan.decisions, key=lambda decision: list(BECOMES).index(decision.action))
+    return tuple(
+        Mark(BECOMES[one.action], one.step, one.step, f"{one.name}, {spell_bytes(one.nbytes)}: {'; '.join(one.because)}") for one in rows
+    ) + tuple(Mark("pin", pin.before, pin.after, pin.because) for pin in planned.pins)
 
 
 def _going_first(planned: Planned) -> list[Decision]:

@@ -17,4 +17,15 @@ _RETENTION: dict[str, Code] = {
     "retention.left": Code("a save that should have gone is still there", "Look at the message, and run it again."),
 }
 
-RETENTION_CODES: Mapping[str, Code] = MappingProxyType(_RETENTION)
+_LEDGER: dict[str, Code] = {
+    "ledger.log-gap": Code("the log leaves steps out", "Find the log of the restart that made them.", "warning"),
+    "ledger.tokens-fall": Code("the log's consumed tokens do not grow with its steps", "Look where a restart lost its counter."),
+    "ledger.step-differs": Code("a save's own counter tells another step than its folder", "Rename it, if it was copied."),
+    "ledger.tokens-differ": Code("records of one step tell different consumed tokens", "Find out which counter was reset or doubled."),
+    "ledger.data-differs": Code("records of one step tell different versions of the data", "Find out which data it was trained on."),
+    "ledger.not-logged": Code("a step of which something exists is not in the log", "Find the log of that stretch.", "warning"),
+    "ledger.save-gone": Code("something was made of a save that is no longer there", "Pin saves that results rest on.", "warning"),
+    "ledger.unplaced": Code("results that tell of no step", "Write the step into the file.", "warning"),
+}
+
+RETENTION_CODES: Mapping[str, Code] = MappingProxyType(_RETENTION | _LEDGER)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from reports.model import path_of
 from tasks.drill_history import read_history
 from validators.retention.evidence import Claim, SeenSave
 
@@ -59,7 +60,7 @@ def _reported(folder: Path, root: Path, names: list[str]) -> Iterator[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return  # no report, or one of another version
     if kind != OWN_KIND:
-        yield from (name for name in names if any(_is_in(str(text).partition(" (")[0], root / name) for text in said))
+        yield from (name for name in names if any(_is_in(path_of(str(text)), root / name) for text in said))
 
 
 def _being_read(folder: Path, root: Path, names: list[str]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from reports.write import replace_text
 from tasks.claims import find_claims, find_verified
 from tasks.saves import look_at, pointed_at
 from tasks.sight import THINNED_NAME, list_going, see_save, see_saves
+from validators.retention.evaluations import Evaluation
 from validators.retention.evidence import Action, Claim, Pin, RetentionPlan, SeenSave
 from validators.retention.pins import propose_pins
 from validators.retention.plan import RetentionEvidence, plan_retention
@@ -37,7 +38,7 @@ class Planned:
     pins: tuple[Pin, ...]
 
 
-def plan_root(root: Path, policy: RetentionPolicy, log: tuple[LogLine, ...], runs: Path) -> Planned:
+def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs: Path, evaluations: Sequence[Evaluation] = ()) -> Planned:
     """Look at a run's saves, and decide what becomes of each. Changes nothing.
 
     Args:
@@ -45,6 +46,7 @@ def plan_root(root: Path, policy: RetentionPolicy, log: tuple[LogLine, ...], run
         policy: what its owner wants.
         log: what it logged; empty without a log.
         runs: where run folders and the history of drills are.
+        evaluations: results, whose saves stay.
 
     Returns:
         The plan.
@@ -58,8 +60,8 @@ def plan_root(root: Path, policy: RetentionPolicy, log: tuple[LogLine, ...], run
     if not saves and not going:
         raise FormatError("holds no save of a training run", where=str(root), remedy="Point at the folder that holds a folder per step.")
     pins = propose_pins(log, policy)
-    claims, verified = find_claims(runs, root, saves), find_verified(runs, root, saves)
-    evidence = RetentionEvidence(str(root), saves, (*claims, *_of_pointer(root, saves)), pins, verified, going)
+    claims = (*find_claims(runs, root, saves), *_of_pointer(root, saves), *_of_results(evaluations, saves))
+    evidence = RetentionEvidence(str(root), saves, claims, pins, find_verified(runs, root, saves), going)
     plan = plan_retention(evidence, policy, lambda save: look_at(root / save.name, save.step).is_complete)
     return Planned(plan, saves, pins)
 
@@ -132,6 +134,11 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _of_results(evaluations: Sequence[Evaluation], saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    by_step = {one.step: one.where for one in evaluations}
+    yield from (Claim(save.name, f"{by_step[save.step]} evaluates it") for save in saves if save.step in by_step)
 
 
 def _of_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:

@@ -1,11 +1,11 @@
 """What the training log proposes to keep: saves on both sides of each loss spike, and of each change of the data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from validators.retention.evidence import Pin
 from validators.retention.policy import RetentionPolicy
-from validators.retention.spikes import find_spikes
+from validators.retention.spikes import Spike, find_spikes
 from validators.retention.training_log import LogLine
 
 
@@ -19,18 +19,46 @@ def propose_pins(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Pin, 
     Returns:
         Pins: of spikes, then of switches.
     """
-    spikes = _of_spikes(log, policy) if policy.pin_spikes else ()
-    return (*spikes, *(_of_switches(log) if policy.pin_data_switches else ()))
+    spikes = spikes_of(log, policy) if policy.pin_spikes else ()
+    switches = switches_of(log) if policy.pin_data_switches else ()
+    beside_spikes = (Pin(spike.first - 1, spike.last + 1, f"beside the loss spike at {spike.spell()}") for spike in spikes)
+    beside_switches = (Pin(early.step, late.step, f"beside {spell_switch(early, late)}") for early, late in switches)
+    return (*beside_spikes, *beside_switches)
 
 
-def _of_spikes(log: Sequence[LogLine], policy: RetentionPolicy) -> Iterator[Pin]:
-    losses = [(line.step, line.loss) for line in log if line.loss is not None]
-    for spike in find_spikes(losses, policy.spikes):
-        steps = f"step {spike.first}" if spike.first == spike.last else f"steps {spike.first} to {spike.last}"
-        yield Pin(spike.first - 1, spike.last + 1, f"beside the loss spike at {steps}: {spike.loss:.4g} where {spike.usual:.4g} was usual")
+def spikes_of(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Spike, ...]:
+    """Return the spikes of a logged loss.
+
+    Args:
+        log: lines, by step.
+        policy: what counts as one.
+
+    Returns:
+        Spikes, by step.
+    """
+    return find_spikes([(line.step, line.loss) for line in log if line.loss is not None], policy.spikes)
 
 
-def _of_switches(log: Sequence[LogLine]) -> Iterator[Pin]:
-    for early, late in pairwise(line for line in log if line.data):
-        if early.data != late.data:
-            yield Pin(early.step, late.step, f"beside the switch of data at step {late.step}, from {early.data} to {late.data}")
+def switches_of(log: Sequence[LogLine]) -> tuple[tuple[LogLine, LogLine], ...]:
+    """Return where the data changed.
+
+    Args:
+        log: lines, by step.
+
+    Returns:
+        The last line on the old data, the first on the new.
+    """
+    return tuple((early, late) for early, late in pairwise(line for line in log if line.data) if early.data != late.data)
+
+
+def spell_switch(early: LogLine, late: LogLine) -> str:
+    """Return a change of the data in words.
+
+    Args:
+        early: the last line on the old data.
+        late: the first on the new.
+
+    Returns:
+        A phrase.
+    """
+    return f"the switch of data at step {late.step}, from {early.data} to {late.data}"

@@ -25,6 +25,15 @@ class Spike:
     loss: float
     usual: float
 
+    def spell(self) -> str:
+        """Return it in words.
+
+        Returns:
+            "steps 95 to 96: 4.9 where 2.5 was usual".
+        """
+        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        return f"{steps}: {self.loss:.4g} where {self.usual:.4g} was usual"
+
 
 def find_spikes(losses: Sequence[tuple[int, float]], rule: SpikeRule) -> tuple[Spike, ...]:
     """Return the spikes of a run.
