@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from flows.drill_commands import add_commands
+from flows.drill_commands import add_commands as add_drill_commands
 from flows.gate_command import gate
 from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
 from flows.options import (
@@ -37,6 +37,7 @@ from flows.policy_commands import policy_app
 from flows.request_file import read_request
 from flows.requests import ExportRequest
 from flows.reshard_command import reshard
+from flows.retention_commands import add_commands as add_retention_commands
 from flows.serve_command import serve
 from flows.server import has_terminal_to_ask
 from reports.errors import ReleaseError
@@ -56,7 +57,8 @@ app.add_typer(policy_app)
 app.command()(reshard)
 app.command()(gate)
 app.command()(serve)
-add_commands(app)
+add_drill_commands(app)
+add_retention_commands(app)
 
 
 def main() -> None:
@@ -239,7 +241,15 @@ def plan(
 
 
 @app.command()
-def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", also: AlsoOption = None, as_json: JsonOption = False) -> int:
+def inspect(
+    source: SourceArg,
+    step: StepOption = None,
+    tag: TagOption = "",
+    also: AlsoOption = None,
+    goals: Annotated[Path | None, typer.Option(help="The drill's YAML, with what its owner declares.", show_default=False)] = None,
+    runs: RunsOption = None,
+    as_json: JsonOption = False,
+) -> int:
     """Say what a checkpoint is and holds: format, step, tensors, training state, and whether training can come back from it.
 
     Reads metadata and the small objects of the training state only.
@@ -248,7 +258,7 @@ def inspect(source: SourceArg, step: StepOption = None, tag: TagOption = "", als
     """
     from flows.inspection import inspect_checkpoint, print_inspection
 
-    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, default_runs())
+    inspection = inspect_checkpoint(source, tuple(also or ()), step, tag, runs or default_runs(), goals)
     with reader_may_leave():
         print_inspection(inspection, as_json=as_json)
     return GREEN

@@ -14,9 +14,11 @@ from prefect import flow
 
 from flows.approval import ASKING
 from flows.hooks import remove_what_is_staged, say_how_to_go_on
+from flows.reading import reading
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
-from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now, show_ended
+from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, show_ended
+from flows.run_folder import now
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
 from reports.write import write_report
@@ -333,7 +335,9 @@ def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Ou
         The outcome of a green run.
     """
     refuse_inside_source(request)
+    run = Run.create("export", request.runs, runner, progress)
     try:
-        return export_line(request, Run.create("export", request.runs, runner, progress))
+        with reading(run.folder, [request.source, *request.also]):
+            return export_line(request, run)
     finally:
         close_source()

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.reading import reading
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import GateRequest
-from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now, show_ended
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
+from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import Omission, Report
 from reports.write import ReportPaths, write_report
@@ -261,7 +263,9 @@ def run_gate(request: GateRequest, runner: Runner) -> Outcome:
         The outcome of a green run.
     """
     check_request(request)
+    run = Run.create("gate", request.runs, runner)
     try:
-        return gate_line(request, Run.create("gate", request.runs, runner))
+        with reading(run.folder, [request.release, *([request.against] if request.against else [])]):
+            return gate_line(request, run)
     finally:
         close_source()

@@ -14,21 +14,24 @@ from tasks.engine.restoring.facts import gather_facts
 from tasks.engine.tensors.catalog import Catalog, SourceTensor
 from tasks.saves import list_saves
 from validators.drills.inventory import Component, take_inventory
-from validators.drills.readiness import Answer, Surroundings, answer_readiness
+from validators.drills.layout import Layout, RankRow, read_layout
+from validators.drills.log import read_goals
+from validators.drills.readiness import Answer, Declared, Surroundings, answer_readiness
 
 _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint holds, its training-state inventory, and the readiness checklist answered."""
+    """What a checkpoint holds, its training-state inventory, its ranks, and the readiness checklist answered."""
 
     catalog: Catalog
     inventory: tuple[Component, ...]
+    layout: Layout
     answers: tuple[Answer, ...]
 
 
-def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str, runs: Path) -> Inspection:
+def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, tag: str, runs: Path, goals: Path | None) -> Inspection:
     """Return what a checkpoint holds.
 
     Args:
@@ -37,26 +40,31 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, t
         step: which step of a run's root.
         tag: which save of a folder that holds several.
         runs: where run folders are, for the history of drills.
+        goals: the drill's YAML, for what the run's owner declares; None when there is none.
 
     Returns:
         The inspection.
 
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
+        RequestError: the goals are malformed.
     """
+    declared = read_goals(goals).declared if goals is not None else Declared()
     reader = open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag)
     facts = gather_facts(reader)
-    return Inspection(reader.catalog(), take_inventory(facts), answer_readiness(facts, _look_around(Path(facts.root), runs)))
+    answers = answer_readiness(facts, _look_around(Path(facts.root), runs, declared))
+    return Inspection(reader.catalog(), take_inventory(facts), read_layout(facts), answers)
 
 
-def _look_around(checkpoint: Path, runs: Path) -> Surroundings:
+def _look_around(checkpoint: Path, runs: Path, declared: Declared) -> Surroundings:
     beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
     kept = tuple(save.name for save in beside.complete())
     nbytes = next((save.nbytes for save in beside.saves if checkpoint.is_relative_to(save.path)), 0)
     passed = [past for past in read_history(runs) if past.green and checkpoint.name in past.drilled]
     last = f"{passed[-1].finished}, level {passed[-1].level} ({passed[-1].run_id})" if passed else ""
     exported = find_export(runs, beside.root)
-    return Surroundings(kept, beside.interval_seconds(), nbytes, disk_usage(checkpoint).free, last, exported and f"{exported} was green")
+    free, told = disk_usage(checkpoint).free, exported and f"{exported} was green"
+    return Surroundings(kept, beside.interval_seconds(), nbytes, free, last, told, declared)
 
 
 def print_inspection(inspection: Inspection, *, as_json: bool) -> None:
@@ -74,6 +82,7 @@ def print_inspection(inspection: Inspection, *, as_json: bool) -> None:
     print("training state")
     for part in inspection.inventory:
         print(f"         {part.name:<22} {part.presence:<9}  {': '.join(filter(None, (part.where, part.detail)))}")
+    _print_ranks(inspection.layout)
     print("readiness")
     for answer in inspection.answers:
         print(f"         {answer.question}  {answer.answer} ({answer.evidence})")
@@ -86,7 +95,8 @@ def _as_json(inspection: Inspection) -> dict[str, object]:
     state |= {item.fqn: {"kind": item.kind, "shape": item.shape, "dtype": item.dtype} for item in catalog.state}
     head = {"format": catalog.format, "root": catalog.root, "step": catalog.step, "digest": catalog.digest, "notes": catalog.notes}
     inventory = [asdict(part) for part in inspection.inventory]
-    return {**head, "tensors": tensors, "state": state, "inventory": inventory, "readiness": [asdict(a) for a in inspection.answers]}
+    layout, answers = asdict(inspection.layout), [asdict(answer) for answer in inspection.answers]
+    return {**head, "tensors": tensors, "state": state, "inventory": inventory, "layout": layout, "readiness": answers}
 
 
 def _print_catalog(catalog: Catalog) -> None:
@@ -104,6 +114,21 @@ def _print_catalog(catalog: Catalog) -> None:
     print(f"state    {_describe_state(catalog)}")
     for note in catalog.notes:
         print(f"note     {note}")
+
+
+def _print_ranks(layout: Layout) -> None:
+    told = [row for row in layout.ranks if row.coordinates]
+    if told:
+        print(f"ranks    {layout.spell()}")
+    for row in told[:_SHOWN]:
+        print(f"         {_describe_rank(row)}")
+    if len(told) > _SHOWN:
+        print(f"         … and {len(told) - _SHOWN} more; --json lists all")
+
+
+def _describe_rank(row: RankRow) -> str:
+    coordinates = " ".join(f"{axis} {position}" for axis, position in row.coordinates.items())
+    return f"{row.rank:<4} {coordinates}" + (f"  in {row.files}" if row.files else "")
 
 
 def _describe_state(catalog: Catalog) -> str:

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
-from flows.run import now, versions
+from flows.run_folder import now, versions
 from reports.errors import CommitError
 from reports.spell import spell_bytes, spell_seconds
 from reports.write import replace_text
 from tasks.drill import make_record, read_save
 from tasks.drill_history import read_history
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.saves import list_saves
+from tasks.saves import list_saves, of_step
 from validators.drills.evidence import Drilled
 from validators.drills.record import RECORD_NAME, record_to_json
 from validators.drills.stored import read_stored
@@ -40,9 +40,9 @@ def record_checkpoint(checkpoint: Path, also: tuple[Path, ...], step: int | None
     path = root / RECORD_NAME
     if path.exists() and not replace:
         raise CommitError("is recorded already", where=str(path), remedy="Give --replace if the checkpoint was changed on purpose.")
-    (save,) = list_saves(root, also).saves
+    (save,) = list_saves(root, of_step(also, root.name)).saves
     with tempfile.TemporaryDirectory() as folder:
-        drilled = read_stored(Drilled, read_save.fn(save, also, None, Path(folder), workers, perf_counter))
+        drilled = read_stored(Drilled, read_save.fn(save, None, Path(folder), workers, perf_counter))
     made = make_record(drilled, "record", versions(), now())
     return replace_text(path, record_to_json(made)), len(made.entries)
 

@@ -12,14 +12,16 @@ from pathlib import Path
 from prefect import flow
 
 from flows.drill_requests import DrillRequest
-from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, now, show_ended
+from flows.reading import reading
+from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
+from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import CheckResult, PastRun, Report
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
 from tasks.engine.formats.readers import check_folder
-from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, restore_save, resume_save, why_not_restored
+from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, refuse_resume, restore_save, resume_save, why_not_restored
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.consistency import known_step
@@ -97,11 +99,13 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     also = tuple(path.absolute() for path in request.also)
     found_at = run.phase("find", lambda: call(find_saves, root, also, run.folder, run.clock))
     found = read_stored(Found, found_at)
+    if request.resume:
+        refuse_resume(found.complete())
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
     numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real, found))
-    tried = _sabotage(run, found, sound) if sound and request.reach != "D1" and not request.also else ()
+    tried = _sabotage(run, found, sound) if sound and request.reach != "D1" else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
         *(request.reach, found_at, paths, asked.goals, numbers, asked.log, asked.history, versions),
@@ -109,7 +113,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
         resumed=real.resumed,
         sabotage=tried,
         exported=find_export(request.runs, root),
-        reasons=real.reasons,
+        reasons=(*real.reasons, *(() if tried else (("negative", _why_no_copy(sound)),))),
     )
     write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
@@ -137,9 +141,8 @@ def _read_saves(request: DrillRequest, run: Run, found: Found, history: tuple[Pa
 
 def _read(request: DrillRequest, run: Run, save: Save, phase: str) -> tuple[Path, Drilled]:
     records = request.runs.absolute() / RECORDS
-    also = tuple(root / save.name if (root / save.name).is_dir() else root for root in (path.absolute() for path in request.also))
     path = run.phase(
-        phase, lambda: run.runner.call(read_save, save, also, records, run.folder, request.workers, run.clock), nbytes_read=save.nbytes
+        phase, lambda: run.runner.call(read_save, save, records, run.folder, request.workers, run.clock), nbytes_read=save.nbytes
     )
     return path, read_stored(Drilled, path)
 
@@ -151,10 +154,14 @@ def _sabotage(run: Run, found: Found, sound: list[Drilled]) -> tuple[Sabotage, .
         return run.phase("sabotage", lambda: run.runner.call(sabotage, newest, older[-1] if older else None, Path(scratch)))
 
 
+def _why_no_copy(sound: list[Drilled]) -> str:
+    return "no damaged copy was made: the save's roots do not make one folder" if sound else "no complete save"
+
+
 def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]], log: tuple[Step, ...]) -> Real:
     # Real processes, for the sound saves: the newest at several world sizes, the older one at its own.
     sound = [(path, read) for path, read in drilled if not read.damage]
-    reason = why_not_restored([read for _, read in sound], bool(request.also))
+    reason = why_not_restored([read for _, read in sound])
     if reason:
         return Real(reasons=(("restore", reason), ("resume", reason)))
     restored: list[Restored] = []
@@ -264,4 +271,6 @@ def run_drill(request: DrillRequest, runner: Runner) -> Outcome:
         The outcome of a green drill.
     """
     check_request(request)
-    return drill_line(request, Run.create("drill", request.runs, runner))
+    run = Run.create("drill", request.runs, runner)
+    with reading(run.folder, [request.root, *request.also]):
+        return drill_line(request, run)

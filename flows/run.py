@@ -1,16 +1,12 @@
 """One run: its id, folder, clock, and how its tasks are called."""
 
 import logging
-import platform
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +15,7 @@ from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.callables import get_call_parameters
 
+from flows.run_folder import make_run_folder, now, versions
 from reports.errors import ReleaseError
 from reports.model import Phase, Report, Verdict
 from reports.text import summary_lines
@@ -27,31 +24,6 @@ from tasks.artifacts import show_check, show_findings, show_refusal, show_report
 from validators.policy import REQUIRED_CHECKS
 
 T = TypeVar("T")
-PACKAGES = ("shardwright", "torch", "safetensors", "transformers", "accelerate", "huggingface-hub", "pandas", "pandera", "prefect")
-
-
-def now() -> str:
-    """Return the time.
-
-    Returns:
-        ISO 8601 in UTC, to the second.
-    """
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def versions() -> dict[str, str]:
-    """Return what took part.
-
-    Returns:
-        Versions of Python and of the packages, by name.
-    """
-    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +309,7 @@ class Run:
         Returns:
             The run.
         """
-        run_id = f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        folder = (runs / run_id).absolute()
-        folder.mkdir(parents=True)
+        run_id, folder = make_run_folder(kind, runs)
         return cls(run_id, folder, runner, progress or Silent())
 
     def phase(self, name: str, work: Callable[[], T], *, nbytes_read: int = 0, nbytes_written: int = 0) -> T:

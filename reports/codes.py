@@ -10,6 +10,7 @@ from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
 from reports.drill_codes import DRILL_CODES
 from reports.model import Finding
+from reports.retention_codes import RETENTION_CODES
 
 _EXPORT_AGAIN = "Export again into an empty folder."
 _FROM_COMPLETE = "Export again from a complete checkpoint."
@@ -349,6 +350,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _POLICY
     | _APPROVAL
     | dict(DRILL_CODES)
+    | dict(RETENTION_CODES)
 )
 
 

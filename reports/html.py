@@ -19,6 +19,7 @@ from reports.model import Finding, LogitsComparison, PastRun, Phase, Report, Sev
 from reports.roles import Role, common_prefix, group_roles
 from reports.spell import spell_bytes, spell_limits, spell_measure, spell_moment, spell_number, spell_seconds
 from reports.svg import draw_bar, draw_positions, draw_roles, draw_trend
+from reports.timeline import draw_timeline
 
 MAX_FINDINGS = 50  # of one code
 MAX_CODES = 40
@@ -103,6 +104,7 @@ def render_html(report: Report, required: frozenset[str] = frozenset()) -> str:
         tensors=cap(sorted(report.tensors, key=_odd_first), MAX_TENSORS),
         history=report.history[-MAX_ROWS:],
         trends=draw_trends(report.history[-MAX_ROWS:]),
+        timeline=draw_timeline(report.timeline),
         environment=cap(sorted(report.environment.items()), MAX_ROWS),
     )
 

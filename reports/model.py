@@ -18,6 +18,8 @@ from pydantic import TypeAdapter
 SCHEMA = "shardwright.report/1"
 WITNESSED = frozenset({"values", "logits"})  # checks that hold a release against witnesses
 
+OF_RUNS = frozenset({"drill", "retain", "ledger"})  # kinds of report on a training run
+
 Severity = Literal["error", "warning", "waived"]
 Status = Literal["passed", "failed", "errored", "skipped"]
 Measure = float | int | str | bool
@@ -167,6 +169,16 @@ class PastRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Something of a run on its timeline, from step `first` to step `last`. `lane` names its row."""
+
+    lane: str
+    first: int
+    last: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """`green` or not, and the one line that says it."""
 
@@ -201,12 +213,13 @@ class Report:
     waivers: tuple[Waiver, ...] = ()
     notes: tuple[str, ...] = ()
     history: tuple[PastRun, ...] = ()
+    timeline: tuple[Mark, ...] = ()
     schema: str = SCHEMA
 
     @property
     def has_mapping(self) -> bool:
-        """Whether the run is about names that were mapped; a drill is not."""
-        return self.kind != "drill"
+        """Whether the run is about names that were mapped; a look at a training run is not."""
+        return self.kind not in OF_RUNS
 
     def mapping_line(self) -> str:
         """Return `mapping proven by: …` or `mapping not proven`.
@@ -271,6 +284,18 @@ def _is_waived(result: CheckResult) -> bool:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def path_of(source: str) -> str:
+    """Return the path that a report's source names, without the remark behind it.
+
+    Args:
+        source: such as "/runs/step-3 (newest complete save)".
+
+    Returns:
+        The path.
+    """
+    return source.partition(" (")[0]
 
 
 _ADAPTER = TypeAdapter(Report)

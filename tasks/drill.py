@@ -84,12 +84,11 @@ def find_saves(root: Path, also: tuple[Path, ...], folder: Path, clock: Callable
 
 
 @task(name="read save", cache_policy=NO_CACHE)
-def read_save(save: Save, also: tuple[Path, ...], records: Path | None, folder: Path, workers: int, clock: Callable[[], float]) -> Path:
+def read_save(save: Save, records: Path | None, folder: Path, workers: int, clock: Callable[[], float]) -> Path:
     """Read every byte of a save, and what was recorded of it before.
 
     Args:
         save: a complete one.
-        also: more roots of it.
         records: where drills keep the records they make; None looks for none.
         folder: the run folder.
         workers: tensors read at a time.
@@ -102,7 +101,7 @@ def read_save(save: Save, also: tuple[Path, ...], records: Path | None, folder: 
         FormatError: its record is damaged.
     """
     begun = clock()
-    reader = open_save(save, also)
+    reader = open_save(save)
     facts = gather_facts(reader)
     source = SourceBytes(reader, reader.catalog())
     try:

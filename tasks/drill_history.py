@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from reports.errors import FormatError
-from reports.model import report_from_json
+from reports.model import path_of, report_from_json
 from validators.drills.evidence import PastDrill
 
 HISTORY_NAME = "drills.jsonl"
@@ -74,7 +74,7 @@ def _is_green_export(path: Path, root: Path) -> bool:
         report = report_from_json(path.read_text(encoding="utf-8"))
     except ValueError:  # of another version; it proves nothing to this one
         return False
-    source = Path(report.source.partition(" (")[0])
+    source = Path(path_of(report.source))
     return report.verdict().green and source.is_relative_to(root.absolute())
 
 

@@ -9,17 +9,18 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from reports.errors import RequestError
 from tasks.engine.formats.dcp import DcpReader
 from tasks.engine.formats.dcp_metadata import SavedTensor
 from tasks.engine.restoring.digests import digest_entries
 from tasks.engine.restoring.facts import gather_facts
 from tasks.engine.writing.source_bytes import SourceBytes
+from tasks.links import link_save
 from tasks.restoring.jobs import FolderAsk, RankAnswer, RestoreJob, ResumeJob, StateDifference, TensorAsk, WorldAnswer
 from tasks.restoring.launch import restore, resume
 from tasks.saves import open_save
 from validators.drills.consistency import known_step
-from validators.drills.evidence import Difference, Drilled, Restored, Resumed, Step
-from validators.drills.facts import StateFacts
+from validators.drills.evidence import Difference, Drilled, Restored, Resumed, Save, Step
 from validators.drills.stored import read_stored
 
 # Key of a value in the trainer's state → what it is part of; the first row that fits
@@ -64,13 +65,11 @@ def restore_save(drilled_at: Path, worlds: tuple[int, ...], folder: Path, limits
         FormatError: the process ended without an answer.
     """
     drilled = read_stored(Drilled, drilled_at)
-    reader = open_save(drilled.save)
-    assert isinstance(reader, DcpReader)
     limit_nbytes, seconds = limits
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         again = Path(scratch) / "again"
         save_at = worlds[0] if 2 * drilled.nbytes <= limit_nbytes else 0
-        job = RestoreJob(_folders(reader, drilled.facts), worlds, scratch, save_at, str(again), limit_nbytes // 2)
+        job = RestoreJob(_folders(drilled, Path(scratch)), worlds, scratch, save_at, str(again), limit_nbytes // 2)
         answers = restore(job, folder, seconds).worlds
         return [_restored(drilled, answer, again if answer.world == save_at else None) for answer in answers]
 
@@ -93,10 +92,8 @@ def resume_save(drilled_at: Path, wish: ResumeWish, folder: Path) -> Resumed:
     from tasks.restoring.worker import first_cause
 
     drilled = read_stored(Drilled, drilled_at)
-    reader = open_save(drilled.save)
-    assert isinstance(reader, DcpReader)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        job = ResumeJob(_folders(reader, drilled.facts), wish.spec, wish.world, wish.steps, scratch)
+        job = ResumeJob(_folders(drilled, Path(scratch)), wish.spec, wish.world, wish.steps, scratch)
         ranks = resume(job, folder, wish.seconds).ranks
     first = known_step(drilled)
     return Resumed(
@@ -113,22 +110,36 @@ def resume_save(drilled_at: Path, wish: ResumeWish, folder: Path) -> Resumed:
     )
 
 
-def why_not_restored(sound: Sequence[Drilled], is_split: bool) -> str:
+def why_not_restored(sound: Sequence[Drilled]) -> str:
     """Return why torch's own loader cannot restore what was drilled.
 
     Args:
         sound: the saves that were read whole.
-        is_split: whether a save lies in several roots.
 
     Returns:
         A reason; "" when it can.
     """
     if not sound:
         return "no complete save"
-    if is_split:
-        return "torch's loader reads one folder, and the save lies in several (--also)"
     formats = sorted({drilled.facts.format for drilled in sound} - {"dcp"})
     return f"torch's own loader restores dcp, this is {', '.join(formats)}" if formats else ""
+
+
+def refuse_resume(complete: Sequence[Save]) -> None:
+    """Raise if the newest save is of a format that no restore puts into a trainer's state.
+
+    Args:
+        complete: saves that can be read, the oldest first.
+
+    Raises:
+        RequestError: it is not dcp.
+    """
+    if complete and complete[-1].format != "dcp":
+        raise RequestError(
+            f"continues from what torch's own loader restored, which reads dcp; {complete[-1].name} is {complete[-1].format}",
+            where="--resume",
+            remedy="Leave it out: levels D1 and D2 are for every format.",
+        )
 
 
 def choose_worlds(saved: int, limit: int) -> tuple[int, ...]:
@@ -203,11 +214,15 @@ def _steps(rank: RankAnswer, first: int) -> list[Step]:
     return [Step(first + number, rank.rank, s.loss, s.lr, s.batch, s.rng) for number, s in enumerate(rank.steps, 1)]
 
 
-def _folders(reader: DcpReader, facts: StateFacts) -> tuple[FolderAsk, ...]:
-    root = Path(reader.catalog().root)
+def _folders(drilled: Drilled, scratch: Path) -> tuple[FolderAsk, ...]:
+    # Torch's loader reads one folder: files of several roots are linked into one.
+    reader, facts = open_save(drilled.save), drilled.facts
+    assert isinstance(reader, DcpReader)
     saved = reader.saved_as()
+    inner_folders = dict.fromkeys(one.inner for one in saved)
+    root = link_save(drilled.save, scratch / "gathered", tuple(inner_folders)) if drilled.save.also else Path(reader.catalog().root)
     asks = []
-    for inner in dict.fromkeys(one.inner for one in saved):
+    for inner in inner_folders:
         here = [one for one in saved if one.inner == inner]
         tensors = [
             TensorAsk(one.key, one.item.key, one.item.path, one.item.shape, one.item.dtype)
@@ -223,7 +238,7 @@ def _restored(drilled: Drilled, answer: WorldAnswer, again: Path | None) -> Rest
     made = Restored(drilled.save.name, answer.world, answer.digests, answer.refusal, answer.seconds)
     if again is None or answer.refusal:
         return made
-    reader = open_save(replace(drilled.save, path=str(again)))
+    reader = open_save(replace(drilled.save, path=str(again), also=()))
     facts = gather_facts(reader)
     source = SourceBytes(reader, reader.catalog())
     try:

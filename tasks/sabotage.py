@@ -1,6 +1,6 @@
 """The negative proof: damaged copies of the newest save, which a drill must refuse, falling back to the save before.
 
-A copy is a folder of links to the save's files, but for the one that is damaged, so it costs nothing and touches nothing of the run.
+A copy is a folder of links to the save's files, but for the one that is damaged. Files of several roots are in it side by side.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,10 @@ from types import MappingProxyType
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.saves import list_saves, open_save
+from reports.errors import FormatError
+from tasks.engine.formats.readers import open_checkpoint
+from tasks.links import link_save
+from tasks.saves import list_saves
 from validators.drills.evidence import Sabotage, Save
 
 MAX_KEPT_NBYTES = 1_000_000  # of a truncated file
@@ -42,10 +45,16 @@ def sabotage(newest: Save, older: Save | None, scratch: Path) -> tuple[Sabotage,
         scratch: an empty folder for the copies.
 
     Returns:
-        One per kind of damage.
+        One per kind of damage; none where the save's roots do not make one folder.
     """
-    catalog = open_save(newest).catalog()
-    file = str((Path(catalog.root) / catalog.table.files[0]).relative_to(newest.path))
+    whole = link_save(newest, scratch / "whole")
+    try:
+        catalog = open_checkpoint(whole).catalog()
+    except FormatError:
+        if newest.also:
+            return ()
+        raise
+    file = str((Path(catalog.root) / catalog.table.files[0]).relative_to(whole))
     return tuple(_try(name, damage, file, newest, older, scratch / name) for name, damage in DAMAGES.items())
 
 
@@ -53,18 +62,10 @@ def _try(name: str, damage: Callable[[Path], None], file: str, newest: Save, old
     # Steps are named so that every format's root is recognised; the copies keep their order.
     for save, folder in ((older, "step-1"), (newest, "step-2")):
         if save is not None:
-            _link(Path(save.path), root / folder)
+            link_save(save, root / folder)
     damage(root / "step-2" / file)
     saves = list_saves(root)
     damaged = next(save for save in saves.saves if save.name == "step-2")
     names = {"step-1": older.name if older else "", "step-2": newest.name}
     chosen = names[saves.complete()[-1].name] if saves.complete() else ""
     return Sabotage(f"{file} {name}", not damaged.is_complete, chosen, older.name if older else "", damaged.refusal)
-
-
-def _link(save: Path, to: Path) -> None:
-    for path in sorted(save.rglob("*")):
-        if path.is_file():
-            link = to / path.relative_to(save)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())

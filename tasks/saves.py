@@ -78,16 +78,28 @@ def list_saves(root: Path, also: Sequence[Path] = (), clock: Callable[[], float]
     steps = list_steps(root)
     if not steps or (len(steps) == 1 and any(kind.probe(root).matches for kind in READERS)):  # ZeRO keeps global_stepN inside a save
         begun = clock()
-        alone = _look(root, step_of(root.absolute()), tuple(also))
+        alone = look_at(root, step_of(root.absolute()), tuple(also))
         return Saves(root, (alone,), "", (), clock() - begun)
     begun, found_at, found = clock(), 0.0, []
     for step in sorted(steps, reverse=True):
         for name in sorted(steps[step]):
-            roots = tuple(other / name if (other / name).is_dir() else other for other in also)
-            found.append(_look(root / name, step, roots))
+            found.append(look_at(root / name, step, of_step(also, name)))
             found_at = found_at or (clock() - begun if found[-1].is_complete else 0.0)
     leftovers = tuple(sorted(path.name for path in root.iterdir() if _TEMPORARY.search(path.name)))
-    return Saves(root, tuple(reversed(found)), _pointer(root), leftovers, found_at)
+    return Saves(root, tuple(reversed(found)), pointed_at(root), leftovers, found_at)
+
+
+def of_step(also: Sequence[Path], name: str) -> tuple[Path, ...]:
+    """Return where other roots have a save.
+
+    Args:
+        also: roots of the run, or of the save itself.
+        name: the save's folder.
+
+    Returns:
+        A folder per root.
+    """
+    return tuple(other / name if (other / name).is_dir() else other for other in also)
 
 
 def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastDrill]) -> Save | None:
@@ -106,12 +118,11 @@ def choose_older(complete: Sequence[Save], newest: Save, history: Sequence[PastD
     return min(older, key=lambda save: (last.get(save.name, -1), -(save.step or 0)), default=None)
 
 
-def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
+def open_save(save: Save) -> CheckpointReader:
     """Return the reader of a save.
 
     Args:
         save: a complete one.
-        also: more roots of it.
 
     Returns:
         Its reader.
@@ -119,13 +130,24 @@ def open_save(save: Save, also: Sequence[Path] = ()) -> CheckpointReader:
     Raises:
         FormatError: it has changed since it was listed.
     """
-    return open_checkpoint(Path(save.path), also=also)
+    return open_checkpoint(Path(save.path), also=[Path(root) for root in save.also])
 
 
-def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
-    cause = refusal = ""
+def look_at(folder: Path, step: int | None, also: tuple[Path, ...] = ()) -> Save:
+    """Return one save: whether it can be read, and what it takes.
+
+    Args:
+        folder: the save.
+        step: what its name tells, if it does.
+        also: its folders on other disks.
+
+    Returns:
+        The save.
+    """
+    cause = refusal = kind = ""
     try:
         catalog = open_checkpoint(folder, also=also).catalog()
+        kind = catalog.format
         step = catalog.step if step is None else step
         unread = [note for note in catalog.notes if MODEL_ONLY in note]
         if unread:  # an export can do without the optimizer, a resume cannot
@@ -147,6 +169,8 @@ def _look(folder: Path, step: int | None, also: tuple[Path, ...]) -> Save:
         max((stat.st_mtime for stat in stats.values()), default=0.0),
         sum(stat.st_size for stat in stats.values()),
         tuple(sorted({*empty, *temporary})),
+        kind,
+        tuple(str(root.absolute()) for root in also),
     )
 
 
@@ -154,7 +178,15 @@ def _cause_of(words: str) -> str:
     return next((word for pattern, word in CAUSES.items() if pattern.search(words)), "damaged")
 
 
-def _pointer(root: Path) -> str:
+def pointed_at(root: Path) -> str:
+    """Return what the pointer file of a run's root names.
+
+    Args:
+        root: an existing folder.
+
+    Returns:
+        A folder's name or a step, as written; "" without a pointer.
+    """
     for name in POINTERS:
         path = root / name
         if path.is_symlink():

@@ -1,4 +1,4 @@
-"""Runs exports and drills in forked children of one process that has everything imported, so that each takes a fraction of a second.
+"""Runs exports, drills and retention in forks of one process that has everything imported, so that each takes a fraction of a second.
 
 Run as `python -m tests.builders.forking`: one JSON order per line on standard input, one JSON answer per line on standard output.
 `Forker` is the other end. An order may ask the child to kill itself at a step of the line, to be killed after some seconds, to run as
@@ -48,6 +48,10 @@ class Forker:
     def drill(self, request: dict[str, object], log: Path, **order: object) -> Ending:
         """Drill in a child; orders as for `export`."""
         return self.export(request, log, flow="drill", **order)
+
+    def retain(self, request: dict[str, object], log: Path, **order: object) -> Ending:
+        """Thin a run out in a child; orders as for `export`."""
+        return self.export(request, log, flow="retain", **order)
 
     def export(self, request: dict[str, object], log: Path, **order: object) -> Ending:
         """Export in a child; `log` is a folder for what it says. Orders: kill_at, kill_after, uid, file_nbytes, copy_at."""
@@ -111,6 +115,7 @@ def _work(order: dict, log: Path) -> None:
     from flows.export import export_line
     from flows.requests import ExportRequest
     from flows.restore_drill import drill_line
+    from flows.retention import RetainRequest, retain
     from flows.run import PlainRunner, RedVerdictError, Run
     from reports.errors import ReleaseError
 
@@ -133,7 +138,11 @@ def _work(order: dict, log: Path) -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_nbytes"], order["file_nbytes"]))
         kind = order.get("flow", "export")
-        request_class, line = {"export": (ExportRequest, export_line), "drill": (DrillRequest, drill_line)}[kind]
+        request_class, line = {
+            "export": (ExportRequest, export_line),
+            "drill": (DrillRequest, drill_line),
+            "retain": (RetainRequest, lambda request, _: retain(request)),
+        }[kind]
         request = request_class.model_validate(order["request"])
         run = Run.create(kind, request.runs, PlainRunner())
         run.reached = reached

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from reports.codes import CODES
 from tests.faults.faults_in_checkpoints import FAULTS as IN_CHECKPOINTS
+from tests.faults.faults_in_ledger import FAULTS as IN_LEDGER
 from tests.faults.faults_in_resume import RESTORES, RESUMES
+from tests.faults.faults_in_retention import FAULTS as IN_RETENTION
 from tests.faults.planted import FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
@@ -22,7 +24,7 @@ and other controls must pass without a word. A warning never turns a verdict.
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in (*FAULTS, *IN_CHECKPOINTS, *RESUMES, *RESTORES):
+    for fault in (*FAULTS, *IN_CHECKPOINTS, *RESUMES, *RESTORES, *IN_RETENTION, *IN_LEDGER):
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():

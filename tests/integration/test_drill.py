@@ -224,6 +224,45 @@ def test_training_of_two_ranks_continues_bit_for_bit(tmp_path):
     assert _contents(root) == before
 
 
+def _split(root: Path, other: Path, pattern: str) -> None:
+    """Move files to another node's disk."""
+    for path in sorted(root.rglob(pattern)):
+        there = other / path.relative_to(root)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(there)
+
+
+@pytest.mark.slow
+def test_a_run_on_two_disks_is_restored_resumed_and_sabotaged_like_one(tmp_path):
+    root, other = tmp_path / "node0" / "run", tmp_path / "node1"
+    log = write_run(root, world=2, last=12)
+    _split(root, other, "__1_*.distcp")
+    before = _contents(root) | _contents(other)
+    assert "commit.none-complete" in codes(drill(root, runs=tmp_path / "runs"))
+    asked = {"runs": tmp_path / "runs", "also": [other], "log": log, "max_ranks": 4}
+    outcome = drill(root, level=None, resume="tests.builders.trainer:build", **asked)
+    assert (codes(outcome), outcome.verdict.green) == (set(), True)
+    assert measured(outcome, "restore")["world sizes"] == "2, 1, 4, 2"
+    assert measured(outcome, "resume")["largest difference of a loss"] == 0.0
+    assert measured(outcome, "negative") == {f"__0_0.distcp {how}": "step-3" for how in ("truncated", "removed", "emptied")}
+    assert _contents(root) | _contents(other) == before
+
+
+def test_one_save_on_two_disks_is_recorded_and_found_again(root, tmp_path):
+    _split(root, tmp_path / "node1", "*.distcp")
+    _, entries = record_checkpoint(root, (tmp_path / "node1",), 6, replace=False, workers=1)
+    outcome = drill(root / "step-6", also=[tmp_path / "node1" / "step-6"])
+    assert (codes(outcome) - {"components.random-numbers"}, outcome.verdict.green) == (set(), True)
+    assert measured(outcome, "state")["compared with a record"] == entries
+
+
+def test_continuing_from_a_format_that_torch_does_not_restore_is_refused_before_anything_is_read(tmp_path):
+    save = Path(__file__).parents[1] / "golden" / "deepspeed" / "zero1_frozen" / "ckpt"
+    with pytest.raises(RequestError, match=r"which reads dcp; .* is zero"):
+        drill(save, runs=tmp_path / "runs", level=None, resume="tests.builders.trainer:build")
+    assert not list(tmp_path.rglob("*.drilled.json"))
+
+
 @pytest.mark.slow
 def test_a_trainer_that_raises_is_told_with_its_own_words(root):
     outcome = drill(root, level=None, resume="tests.builders.faulty_resume:raises", log=root.parent / "run.log.jsonl", max_ranks=1)

@@ -65,6 +65,16 @@ def test_inspect_answers_the_checklist_and_knows_of_the_last_drill(root, tmp_pat
     assert {part["name"]: part["presence"] for part in machine["inventory"]}["random numbers"] == "present"
 
 
+def test_inspect_answers_what_no_checkpoint_knows_from_the_drills_yaml(root, tmp_path):
+    (tmp_path / "drill.yaml").write_text("declared:\n  on_failed_save: stops after three tries\n  export_schedule: nightly\n")
+    told = run("inspect", root, "--goals", "drill.yaml", "--json", cwd=tmp_path).stdout
+    answers = {answer["question"]: answer["answer"] for answer in json.loads(told)["readiness"]}
+    assert answers["What does training do when a save fails?"] == "stops after three tries"
+    assert answers["Is a release export scheduled?"] == "nightly"
+    refused = run("inspect", root, "--goals", "none.yaml", cwd=tmp_path)
+    assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_the_flow_shows_its_checks_in_prefect(root, tmp_path, prefect_server):
     from prefect.client.orchestration import get_client

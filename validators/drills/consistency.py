@@ -66,6 +66,18 @@ def train_step(facts: StateFacts) -> int | None:
     return found[0] if found else None
 
 
+def count_tokens(facts: StateFacts) -> int | None:
+    """Return the tokens that the trainer's own counter tells.
+
+    Args:
+        facts: what the save says.
+
+    Returns:
+        The counter, else None.
+    """
+    return next((value for name in _TOKENS for value in _ending(facts, name)), None)
+
+
 def known_step(drilled: Drilled) -> int:
     """Return at which step a save was made, as the log counts.
 
@@ -102,7 +114,7 @@ def _counters(facts: StateFacts) -> dict[str, Measure]:
         "optimizer step": max(_optimizer_steps(facts), default=None),
         "scheduler step": max(_scheduler_steps(facts), default=None),
         "folder's step": facts.step,
-        "tokens": next((v for name in _TOKENS for v in _ending(facts, name)), None),
+        "tokens": count_tokens(facts),
     }
     return {name: value for name, value in counters.items() if value is not None}
 
@@ -142,7 +154,7 @@ def _ranks(drilled: Drilled) -> Iterator[Finding]:
 
 def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
     trained = train_step(drilled.facts)
-    tokens = next((value for name in _TOKENS for value in _ending(drilled.facts, name)), None)
+    tokens = count_tokens(drilled.facts)
     if not trained or tokens is None:
         return
     per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained)

@@ -11,7 +11,8 @@ from validators.drills.goals import Goals, Numbers
 class Save:
     """One save under a run's root. `cause` is one word for what is wrong with it, "" when it is complete; `refusal` the sentence.
 
-    `saved_at` is when its newest file was written (seconds since 1970); `leftovers` are temporary or empty files in it.
+    `saved_at` is when its newest file was written (seconds since 1970); `leftovers` are temporary or empty files in it. `format` is the
+    reader's name, "" where none read it; `also` are the other roots it lies in.
     """
 
     name: str
@@ -22,6 +23,8 @@ class Save:
     saved_at: float
     nbytes: int
     leftovers: tuple[str, ...]
+    format: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:

@@ -46,8 +46,8 @@ class StateFacts:
     """What metadata and small objects say.
 
     `values` are the numbers and texts inside the state's objects, by dotted key, and the 0-d tensors' values by theirs; `keys` the dotted
-    keys of everything else inside; `unread` says of objects that were not opened why; `files` are the folder's names; `ranks` how many
-    ranks' files there are, 0 where names do not tell; `fragments` the most parts a tensor is in; `dataloaders` data positions found.
+    keys of everything else inside; `unread` says of objects that were not opened why; `files` are the folder's names; `rank_names` those
+    by which the ranks' files go, in numeric order, none where names do not tell; `fragments` the most parts a tensor is in.
     """
 
     format: str
@@ -58,9 +58,14 @@ class StateFacts:
     keys: tuple[str, ...]
     unread: Mapping[str, str]
     files: tuple[str, ...]
-    ranks: int
+    rank_names: tuple[str, ...]
     fragments: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have files; 0 where names do not tell."""
+        return len(self.rank_names)
 
     def of_role(self, role: str) -> list[Entry]:
         """Return the entries of one role.

@@ -13,6 +13,7 @@ from typing import Literal
 
 from reports.errors import name_some
 from validators.drills.facts import StateFacts
+from validators.drills.layout import describe_context, read_layout
 
 Presence = Literal["present", "derivable", "missing"]
 _START = r"(?:^|[./])"  # of a component of a dotted key
@@ -71,7 +72,6 @@ _STEP = _keys(
     r"(?<!\d\.)step$",
 )
 _NOT_MOMENTS = frozenset({"master", "step", "grad"})
-_SPREAD = _when(lambda facts: facts.ranks > 0, "the ranks' files; coordinates on the axes are not recorded")
 
 # Component → what it may be of → how that is spelled
 _KINDS: Mapping[str, Mapping[str, re.Pattern[str]]] = MappingProxyType(
@@ -143,9 +143,6 @@ ROWS: tuple[_Row, ...] = (
         _when(_has_step, "zero, if saves are made between steps"),
     ),
     _Row("run configuration", frozenset(), _keys("args(?:\\.|$)", r"config(?:\.|$)", r"training_args\.bin", r"hyper_parameters")),
-    _Row(
-        "parallel layout", frozenset(), _keys(r"dataloader\.world_size", r"\w+_parallel_size", r"\w+_world_size", "mp_world_size"), _SPREAD
-    ),
     _Row("versions", frozenset(), _keys(r"\w*version$", "checkpoint_version")),
 )
 
@@ -157,12 +154,12 @@ def take_inventory(facts: StateFacts) -> tuple[Component, ...]:
         facts: what the checkpoint says.
 
     Returns:
-        One component per row, the model first.
+        One component per row, the model first, the parallel layout last.
     """
     model = facts.of_role("model")
     dtypes = ", ".join(sorted({entry.dtype for entry in model}))
     first = Component("model", "present" if model else "missing", facts.format, f"{len(model)} tensors of {dtypes}" if model else "")
-    return (first, *(_look(row, facts) for row in ROWS))
+    return (first, *(_look(row, facts) for row in ROWS), *_describe_layout(facts))
 
 
 def presence_of(components: tuple[Component, ...], name: str) -> Presence:
@@ -190,6 +187,14 @@ def _look(row: _Row, facts: StateFacts) -> Component:
         return Component(row.name, "present", name_some(saved or keys, 3), _detail(row.name, keys, facts))
     derived = row.derive(facts)
     return Component(row.name, "derivable" if derived else "missing", "", derived or row.lacking)
+
+
+def _describe_layout(facts: StateFacts) -> tuple[Component, Component]:
+    layout = read_layout(facts)
+    is_whole = bool(layout.ranks) and all(row.coordinates for row in layout.ranks)
+    is_known, told = describe_context(layout)
+    context = Component("context parallelism", "present" if is_known else "missing", "", told)
+    return Component("parallel layout", "present" if is_whole else "missing", layout.basis, layout.spell()), context
 
 
 def _is_slot(slot: str, wanted: frozenset[str]) -> bool:

@@ -80,6 +80,8 @@ def _refuse_unknown(content: dict[str, object], path: Path) -> None:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path.") from None
     except UnicodeDecodeError:
         raise RequestError("is not text", where=str(path)) from None
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from reports.spell import spell_bytes, spell_seconds
 from validators.drills.facts import StateFacts
 from validators.drills.inventory import Component, take_inventory
+from validators.drills.layout import read_layout
 
 # Format → where it keeps what says how tensors are cut
 SHARDING_METADATA: Mapping[str, str] = MappingProxyType(
@@ -107,7 +108,10 @@ def _full(facts: StateFacts, parts: _Parts, _: Surroundings) -> tuple[str, str]:
 def _sharded(facts: StateFacts, *_: object) -> tuple[str, str]:
     if facts.fragments <= 1:
         return "no", "every tensor is whole"
-    return "yes", f"tensors in up to {facts.fragments} parts, in files of {facts.ranks or 'an unknown number of'} ranks"
+    return (
+        f"yes, {read_layout(facts).spell()}",
+        f"tensors in up to {facts.fragments} parts, in files of {facts.ranks or 'no known number of'} ranks",
+    )
 
 
 def _metadata(facts: StateFacts, *_: object) -> tuple[str, str]:

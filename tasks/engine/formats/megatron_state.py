@@ -12,6 +12,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 COUNTERS = (
     *("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size", "world_size"),
+    *("expert_tensor_parallel_size", "use_tp_pp_dp_mapping"),
 )
 SCHEDULE = "opt_param_scheduler"
 PER_RANK = ("rng_state", "rerun_state_machine", "optimizer", "num_floating_point_operations_so_far")
@@ -79,8 +80,8 @@ def common_items(held: Mapping[str, object]) -> Iterator[StateItem]:
     values = args.values if isinstance(args, Arguments) else {}
     for name in COUNTERS:
         value = values.get(name)
-        if type(value) is int:
-            yield StateItem(f"args.{name}", "object", value=value)
+        if isinstance(value, int):  # a flag counts as 0 or 1
+            yield StateItem(f"args.{name}", "object", value=int(value))
     for number, group in enumerate(_groups(held.get("optimizer"))):
         step = group.get("step")
         if isinstance(step, (int, float)):

@@ -3,8 +3,7 @@
 import json
 import re
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite, prod
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +23,7 @@ MAX_LEAVES = 100  # of one object: a generator's state is hundreds of numbers th
 _RANK_FILES = re.compile(
     r"(?:^|/)(__\d+)_\d+\.distcp$|(zero_pp_rank_\d+_mp_rank_\d+)_optim|(mp_rank_\d+(?:_\d+)*)/|(rank[_-]?\d+)[._]|^(shard-\d+)-model-"
 )
+_DIGITS = re.compile(r"\d+")
 
 # dtype → how the bytes of one little-endian value are read
 _SCALARS: Mapping[str, Callable[[bytes], Scalar]] = MappingProxyType(
@@ -70,7 +70,6 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
             values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
     entries = {entry.key: entry for entry in _entries(catalog)}
     tensors = [*catalog.tensors.values(), *catalog.state_tensors.values()]
-    ranks = Counter(kind for kind, _ in {_rank_of(name) for name in catalog.table.files if _RANK_FILES.search(name)})
     return StateFacts(
         catalog.format,
         catalog.root,
@@ -80,7 +79,7 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
         tuple(key for key in keys if key not in values),
         unread,
         tuple(list_names(Path(catalog.root))),
-        max(ranks.values(), default=0),
+        _rank_names(catalog.table.files),
         max((tensor.last - tensor.first for tensor in tensors), default=0),
         catalog.notes,
     )
@@ -129,11 +128,14 @@ def _storable(value: Scalar) -> Scalar:
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-def _rank_of(file: str) -> tuple[int, str]:
-    # Which of the ways to name a rank it is, and the rank.
-    match = _RANK_FILES.search(file)
-    assert match is not None
-    return next((kind, name) for kind, name in enumerate(match.groups()) if name is not None)
+def _rank_names(files: Sequence[str]) -> tuple[str, ...]:
+    # Of the ways to name a rank, the one that names most.
+    ways: dict[int, set[str]] = {}
+    for match in filter(None, map(_RANK_FILES.search, files)):
+        way = next(way for way, name in enumerate(match.groups()) if name is not None)
+        ways.setdefault(way, set()).add(match[way + 1])
+    names = max(ways.values(), key=len, default=set())
+    return tuple(sorted(names, key=lambda name: ([int(digits) for digits in _DIGITS.findall(name)], name)))
 
 
 def _open_item(catalog: Catalog, item: StateItem) -> object:

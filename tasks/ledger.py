@@ -1,0 +1,80 @@
+"""Gathering the ledger: a run's saves with their own counters, its exports, gates and drills."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from reports.errors import FormatError, HostilePickleError
+from reports.model import path_of, report_from_json
+from tasks.drill_history import read_history
+from tasks.engine.formats.folders import step_of
+from tasks.engine.formats.readers import open_checkpoint
+from tasks.engine.restoring.facts import gather_facts
+from tasks.sight import see_saves
+from validators.drills.consistency import count_tokens, train_step
+from validators.retention.evidence import SeenSave
+from validators.retention.ledger import Counted, Event, LedgerSave
+
+_KINDS = frozenset({"export", "gate"})
+_DATA_VERSION = ("data_version", "dataset_version", "data_revision")
+
+
+def gather_saves(root: Path) -> tuple[LedgerSave, ...]:
+    """Return a run's saves with what their own counters tell. Metadata and small objects are read.
+
+    Args:
+        root: the training run's root.
+
+    Returns:
+        Saves, by step.
+
+    Raises:
+        FormatError: the root cannot be listed.
+    """
+    return tuple(_gather(root, seen) for seen in see_saves(root))
+
+
+def _gather(root: Path, seen: SeenSave) -> LedgerSave:
+    if seen.cause:
+        return LedgerSave(seen.name, seen.step, seen.cause)
+    try:
+        facts = gather_facts(open_checkpoint(root / seen.name))
+    except (FormatError, HostilePickleError) as error:
+        return LedgerSave(seen.name, seen.step, str(error))
+    data = next((str(value) for key, value in facts.values.items() if key.rpartition(".")[2] in _DATA_VERSION), "")
+    return LedgerSave(seen.name, seen.step, "complete", Counted(train_step(facts), count_tokens(facts), data))
+
+
+def gather_events(runs: Path, root: Path) -> tuple[Event, ...]:
+    """Return the exports and gates of a run's saves, and its drills.
+
+    Args:
+        runs: where run folders and the history of drills are.
+        root: the training run's root, resolved.
+
+    Returns:
+        Events; of exports and gates by run id, then drills, the oldest first.
+
+    Raises:
+        FormatError: the history of drills is damaged.
+    """
+    drills = [
+        Event("drill", past.run_id, step, past.green)
+        for past in read_history(runs, root)
+        for step in (step_of(root / name) for name in past.drilled)
+        if step is not None
+    ]
+    return (*_reported(runs, root), *drills)
+
+
+def _reported(runs: Path, root: Path) -> Iterator[Event]:
+    for path in sorted(runs.glob("*/report.json")):
+        try:
+            report = report_from_json(path.read_text(encoding="utf-8"))
+        except ValueError:  # of another version; it says nothing to this one
+            continue
+        source = Path(path_of(report.source))
+        if report.kind in _KINDS and source.is_absolute() and source.resolve().is_relative_to(root):
+            inside = source.resolve().relative_to(root).parts
+            step = step_of(root / inside[0]) if inside else None
+            if step is not None:
+                yield Event(report.kind, report.run_id, step, report.verdict().green)

@@ -1,0 +1,244 @@
+"""Retention through its whole line and the real command line, on saves that torch wrote and on recorded ones."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.reading import reading
+from flows.retention import Retained, RetainRequest, retain
+from reports.errors import FormatError, RequestError
+from tests.builders.cases import find_case
+from tests.builders.many_saves import make_saves, names_in, report_on, verify
+
+
+def _run(root: Path, *steps: int) -> Path:
+    make_saves(root, steps or range(10, 101, 10))
+    names = sorted(names_in(root), key=lambda name: int(name.split("-")[1]))
+    verify(root, root.parent / "runs", names[-2:])
+    return root
+
+
+def keep(root: Path, policy: str = "", **options: object) -> Retained:
+    """Retain without a command line."""
+    (root.parent / "retain.yaml").write_text(policy)
+    return retain(
+        RetainRequest.model_validate({"root": root, "policy": root.parent / "retain.yaml", "runs": root.parent / "runs", **options})
+    )
+
+
+def kept(retained: Retained) -> set[str]:
+    """The saves that a plan keeps."""
+    return {decision.name for decision in retained.planned.plan.of("keep")}
+
+
+def shardwright(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_dry_run_says_what_goes_with_bytes_and_apply_does_just_that(tmp_path):
+    root = _run(tmp_path / "run")
+    (tmp_path / "retain.yaml").write_text("keep_last: 2\nevery_steps: 40\n")
+    asked = ("retain", "run", "--policy", "retain.yaml")
+    dry = shardwright(*asked, cwd=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    nbytes = sum(path.stat().st_size for path in (root / "step-20").iterdir())
+    assert f"go    step-20  {nbytes / 1024:.2f} KiB  no rule keeps it" in dry.stdout
+    assert "would be given back; --apply deletes" in dry.stdout
+    assert len(names_in(root)) == 10
+    told = json.loads(shardwright(*asked, "--json", cwd=tmp_path).stdout)
+    going = {one["name"] for one in told["decisions"] if one["action"] == "go"}
+    assert going == {"step-20", "step-30", "step-50", "step-60", "step-70"}
+    assert told["freed_nbytes"] == sum(one["nbytes"] for one in told["decisions"] if one["name"] in going)
+    applied = shardwright(*asked, "--apply", cwd=tmp_path)
+    assert applied.returncode == 0, applied.stderr
+    assert names_in(root) == {"step-10", "step-40", "step-80", "step-90", "step-100"}
+    written = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("runs/*/plan.json"), key=os.path.getmtime)]
+    assert len(written) == 3
+    assert written[0] == written[2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("keep_lats: 3\n", "keep_lats: unknown"),
+        ("keep_last: 0\n", "greater than or equal to 1"),
+        ("milestones: 5\n", "milestones"),
+        ("pins: [{step: 3}]\n", "because: missing"),
+        ("every_tokens: 100\n", "needs tokens"),
+        ("- 1\n", "retain.yaml:1"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused_with_its_line(tmp_path, policy, told):
+    root = _run(tmp_path / "run")
+    with pytest.raises(RequestError, match=told):
+        keep(root, policy)
+
+
+def test_a_root_without_saves_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
+    with pytest.raises(FormatError, match="holds no save"):
+        keep(tmp_path / "run")
+
+
+def test_runs_inside_the_root_are_refused(tmp_path):
+    root = _run(tmp_path / "run")
+    with pytest.raises(RequestError, match="lies inside the run"):
+        keep(root, runs=root / "runs")
+
+
+def test_steps_are_in_numeric_order(tmp_path):
+    root = _run(tmp_path / "run", 900, 9900, 10000, 10100)
+    assert kept(keep(root, "keep_last: 2")) == {"step-10000", "step-10100"}
+
+
+def test_a_save_that_a_report_names_stays(tmp_path):
+    root = _run(tmp_path / "run")
+    report_on(tmp_path / "runs", "export-1", f"{root.resolve()}/step-20 (step 20)")
+    report_on(tmp_path / "runs", "gate-1", "/elsewhere", subject=f"{root.resolve()}/step-30/inner")
+    report_on(tmp_path / "runs", "retain-1", f"{root.resolve()}/step-50", kind="retain")
+    report_on(tmp_path / "runs", "export-2", f"{root.resolve()}/step-5")  # no prefix of a name counts
+    assert kept(keep(root)) == {"step-20", "step-30", "step-80", "step-90", "step-100"}
+
+
+def test_a_save_that_a_running_export_reads_stays_until_it_ends(tmp_path):
+    root = _run(tmp_path / "run")
+    (tmp_path / "runs" / "export-1").mkdir(parents=True)
+    with reading(tmp_path / "runs" / "export-1", [root / "step-20"]):
+        retained = keep(root)
+        assert "step-20" in kept(retained)
+        assert "export-1 is reading it" in str(retained.planned.plan.decisions[1].because)
+    assert "step-20" not in kept(keep(root))
+
+
+def test_nothing_goes_while_a_run_chooses_a_save_of_the_root(tmp_path):
+    root = _run(tmp_path / "run")
+    (tmp_path / "runs" / "export-1").mkdir(parents=True)
+    with reading(tmp_path / "runs" / "export-1", [root]):
+        assert len(kept(keep(root))) == 10
+
+
+def test_a_pointer_holds_its_save_by_name_or_by_step(tmp_path):
+    root = _run(tmp_path / "run")
+    (root / "latest").write_text("step-20")
+    assert "step-20" in kept(keep(root))
+    (root / "latest").unlink()
+    (root / "latest_checkpointed_iteration.txt").write_text("100")
+    assert "step-20" not in kept(keep(root))
+
+
+def test_links_are_not_followed_out_of_the_root(tmp_path):
+    outside = make_saves(tmp_path / "outside", [5])
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    root = _run(tmp_path / "run")
+    (root / "step-5").symlink_to(outside / "step-5")
+    (root / "step-10" / "extra").symlink_to(tmp_path)
+    retained = keep(root, apply=True)
+    assert "a link, which is not followed" in str(retained.planned.plan.decisions[0].because)
+    assert (root / "step-5").is_symlink()
+    assert names_in(outside) == {"step-5"}
+    assert not (root / "step-10").exists()
+    assert precious.read_text() == "keep me"
+
+
+def test_a_save_that_changed_since_it_was_planned_stays(tmp_path, monkeypatch):
+    import flows.retention
+
+    root = _run(tmp_path / "run")
+
+    def plan_and_write(*arguments):
+        planned = flows_plan(*arguments)
+        (root / "step-20" / "more").write_text("still being written")
+        return planned
+
+    flows_plan = flows.retention.plan_root
+    monkeypatch.setattr(flows.retention, "plan_root", plan_and_write)
+    retained = keep(root, apply=True)
+    assert retained.left == (("step-20", "it changed since it was planned"),)
+    assert names_in(root) == {"step-20", "step-80", "step-90", "step-100"}
+    assert not retained.report.verdict().green
+
+
+def test_a_save_that_looks_whole_but_is_not_is_not_what_others_go_for(tmp_path):
+    # The metadata promises a tensor that its file does not hold: only opening it tells.
+    root = _run(tmp_path / "run")
+    content = (root / "step-40" / ".metadata").read_bytes()
+    (root / "step-40" / ".metadata").unlink()
+    (root / "step-40" / ".metadata").write_bytes(content.replace(b"state_dict_metadata", b"state_dict_metadatx"))
+    assert kept(keep(root, "keep_last: 2\nevery_steps: 40\n")) == {"step-10", "step-50", "step-80", "step-90", "step-100"}
+
+
+def test_spikes_and_switches_of_the_log_are_pinned_on_both_sides(tmp_path):
+    root = _run(tmp_path / "run", *range(10, 201, 10))
+    with (tmp_path / "log.jsonl").open("w") as log:
+        for step in range(1, 201):
+            loss = 3.0 - step / 200 + 0.01 * (step % 7) + (2.0 if step in (95, 96) else 0.0)
+            log.write(json.dumps({"step": step, "rank": 0, "loss": loss, "data": "v1" if step <= 44 else "v2"}) + "\n")
+    retained = keep(root, log=tmp_path / "log.jsonl")
+    assert kept(retained) == {"step-40", "step-50", "step-90", "step-100", "step-180", "step-190", "step-200"}
+    reasons = {decision.name: decision.because for decision in retained.planned.plan.decisions}
+    assert reasons["step-90"] == reasons["step-100"]
+    assert reasons["step-90"][0].startswith("beside the loss spike at steps 95 to 96")
+    assert reasons["step-40"] == ("beside the switch of data at step 45, from v1 to v2",)
+
+
+def test_tokens_of_the_log_space_the_saves(tmp_path):
+    root = _run(tmp_path / "run")
+    (tmp_path / "log.csv").write_text("step,loss,tokens\n" + "".join(f"{step},2.0,100\n" for step in range(1, 101)))
+    assert kept(keep(root, "every_tokens: 5000\nkeep_last: 1\n", log=tmp_path / "log.csv")) == {"step-10", "step-50", "step-90", "step-100"}
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize(
+    ("case", "name", "gone", "stays"),
+    [
+        ("accelerate_fsdp2_w2_llama/ckpt", "checkpoint_{}", "optimizer_0", "pytorch_model_fsdp_0/.metadata"),
+        ("hf_trainer_llama/ckpt/checkpoint-3", "checkpoint-{}", "optimizer.pt", "model.safetensors"),
+    ],
+)
+def test_weights_only_are_kept_where_the_format_has_them_apart(case, name, gone, stays, tmp_path):
+    root = tmp_path / "run"
+    for step in range(1, 9):
+        shutil.copytree(find_case(case), root / name.format(step), copy_function=shutil.copyfile)
+    verify(root, tmp_path / "runs", [name.format(7), name.format(8)])
+    retained = keep(root, "keep_last: 2\nweights_only_every_steps: 4\n", apply=True)
+    assert names_in(root) == {name.format(step) for step in (1, 4, 7, 8)}
+    assert [found for result in retained.report.results for found in result.findings] == []
+    thinned = root / name.format(4)
+    assert not (thinned / gone).exists()
+    assert (thinned / stays).is_file()
+    again = keep(root, "keep_last: 2\nweights_only_every_steps: 4\n", apply=True)
+    assert (again.planned.plan.of("go"), again.planned.plan.of("thin")) == ((), ())
+    assert {path.name for path in root.iterdir()} == {name.format(step) for step in (1, 4, 7, 8)}
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("case", ["ds_zero2_bf16_ws3", "mg_llama_untied_tp2pp2_legacy", "mg_qwen3_tp2_torchdist", "tp2_fsdp2_w4_llama"])
+def test_saves_of_other_formats_are_taken_too(case, tmp_path):
+    source = find_case(case) / "ckpt"
+    folders = [path for path in source.iterdir() if path.is_dir() and path.name.startswith(("iter_", "global_step"))]
+    pattern = "iter_{:07d}" if case.startswith("mg_") else "global_step{}"
+    root = tmp_path / "run"
+    for step in range(1, 6):
+        shutil.copytree(folders[0] if folders else source, root / pattern.format(step), copy_function=shutil.copyfile)
+    verify(root, tmp_path / "runs", [pattern.format(4), pattern.format(5)])
+    keep(root, "keep_last: 2", apply=True)
+    assert names_in(root) == {pattern.format(4), pattern.format(5)}
+
+
+def test_ten_thousand_saves_are_listed_and_planned_in_seconds(tmp_path):
+    root = _run(tmp_path / "run", *range(1, 10_001))
+    begun = time.process_time()
+    retained = keep(root, "every_steps: 100\n")
+    assert time.process_time() - begun <= 5
+    assert len(retained.planned.plan.of("go")) == 10_000 - 101 - 3 + 1

@@ -1,0 +1,56 @@
+"""`retain --apply` killed at any moment: what is kept is whole, what goes is whole, gone or marked as going, and a rerun finishes."""
+
+import random
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.builders.forking import Forker
+from tests.builders.many_saves import make_saves, verify
+
+STEPS = range(10, 401, 10)
+KEPT = {f"step-{step}" for step in (380, 390, 400)}
+
+
+@pytest.fixture(scope="module")
+def forker():
+    with Forker() as running:
+        yield running
+
+
+def _prepare(folder: Path) -> dict[str, object]:
+    shutil.rmtree(folder, ignore_errors=True)
+    root = make_saves(folder / "run", STEPS)
+    verify(root, folder / "runs", ["step-390", "step-400"])
+    return {"root": str(root), "runs": str(folder / "runs"), "apply": True}
+
+
+def _is_whole(save: Path, model: dict[str, int]) -> bool:
+    return {path.name: path.stat().st_size for path in save.iterdir()} == model
+
+
+def test_a_hundred_kills_at_random_moments_lose_nothing_and_a_rerun_finishes(forker, tmp_path):
+    whole = forker.retain(_prepare(tmp_path / "first"), tmp_path / "log")
+    assert (whole.signal, whole.message) == (0, "")
+    assert {path.name for path in (tmp_path / "first" / "run").iterdir()} == KEPT
+    rng, killed, halfway = random.Random(4), 0, 0
+    for _ in range(100):
+        request = _prepare(tmp_path / "again")
+        root = Path(str(request["root"]))
+        model = {path.name: path.stat().st_size for path in (root / "step-400").iterdir()}
+        ending = forker.retain(request, tmp_path / "log", kill_after=rng.uniform(0, 1.1 * whole.seconds))
+        assert not ending.refusal, ending.message
+        killed += ending.signal == signal.SIGKILL
+        left = {path.name for path in root.iterdir()}
+        halfway += left > KEPT and len(left) < len(STEPS)
+        assert left >= KEPT
+        assert all(_is_whole(root / name, model) for name in left if not name.startswith("."))
+        assert all(re.fullmatch(r"\.step-\d+\.shardwright-going", name) for name in left if name.startswith("."))
+        again = forker.retain(request, tmp_path / "log")
+        assert (again.signal, again.message) == (0, "")
+        assert {path.name for path in root.iterdir()} == KEPT
+    assert killed > 50
+    assert halfway > 10

@@ -1,0 +1,1 @@
+"""Retention, the ledger and save advice, piece by piece."""

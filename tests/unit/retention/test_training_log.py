@@ -1,0 +1,54 @@
+"""Each kind of log gives a line per step, with tokens that are stated, or counted while no step is missing."""
+
+import json
+
+import pytest
+
+from validators.retention.training_log import read_training_log
+
+
+def _lines(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_training_log(path)
+
+
+def test_ranks_of_a_step_are_one_line(tmp_path):
+    rows = [{"step": step, "rank": rank, "loss": step + rank, "tokens": 10} for rank in range(2) for step in (1, 2)]
+    found = _lines(tmp_path / "log.jsonl", *rows)
+    assert [(line.step, line.loss, line.consumed) for line in found] == [(1, 1.5, 20), (2, 2.5, 40)]
+
+
+def test_a_step_trained_again_counts_as_logged_last(tmp_path):
+    rows = [{"step": step, "loss": loss} for step, loss in ((1, 3.0), (2, 9.0), (3, 9.0), (2, 2.0), (3, 1.0))]
+    assert [line.loss for line in _lines(tmp_path / "log.jsonl", *rows)] == [3.0, 2.0, 1.0]
+
+
+def test_tokens_are_not_counted_across_a_gap_but_stated_ones_stand(tmp_path):
+    rows = [{"step": 1, "tokens": 5}, {"step": 2, "tokens": 5}, {"step": 4, "tokens": 5}, {"step": 5, "tokens": 5, "consumed_tokens": 25}]
+    assert [line.consumed for line in _lines(tmp_path / "log.jsonl", *rows)] == [5, 10, 0, 25]
+
+
+def test_tokens_per_step_fill_in(tmp_path):
+    (tmp_path / "log.csv").write_text("step,loss,data\n10,2.5,a\n20,,b\n")
+    found = read_training_log(tmp_path / "log.csv", tokens_per_step=100)
+    assert [(line.step, line.loss, line.consumed, line.data) for line in found] == [(10, 2.5, 1000, "a"), (20, None, 2000, "b")]
+
+
+def test_what_trainer_writes_is_read(tmp_path):
+    # As transformers 5.24 writes it; evaluations and the summary at the end have no loss of a step.
+    history = [
+        {"epoch": 0.1, "grad_norm": 3.0, "learning_rate": 0.003, "loss": 4.68, "num_input_tokens_seen": 640, "step": 10},
+        {"epoch": 0.1, "eval_loss": 4.5, "eval_runtime": 1.0, "step": 10},
+        {"epoch": 0.2, "grad_norm": 3.7, "learning_rate": 0.002, "loss": 4.62, "num_input_tokens_seen": 1280, "step": 20},
+        {"epoch": 0.2, "total_flos": 1.0, "train_loss": 4.65, "step": 20},
+    ]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 20, "log_history": history}))
+    found = read_training_log(tmp_path / "trainer_state.json")
+    assert [(line.step, line.loss, line.consumed) for line in found] == [(10, 4.68, 640), (20, 4.62, 1280)]
+
+
+@pytest.mark.parametrize("text", ["\ufeffstep,loss\n1,2\n", "loss,step\n2,1\n", "step,loss,note\n1,2,\n"])
+def test_csv_of_other_tools_is_read(tmp_path, text):
+    (tmp_path / "log.csv").write_text(text, encoding="utf-8")
+    (line,) = read_training_log(tmp_path / "log.csv")
+    assert (line.step, line.loss) == (1, 2.0)

@@ -1,0 +1,148 @@
+"""The training log as the ledger reads it: one line per step, with loss, consumed tokens and data version, from three kinds of file.
+
+- JSON lines, one per step and rank, as drills read them; `tokens` are those of the line's own step and rank, `consumed_tokens` those of
+  all steps and ranks up to it, `data` names the version of the data.
+- Hugging Face Trainer's `trainer_state.json` (transformers 5.24, trainer_callback.py): the entries of `log_history` that have a loss.
+- CSV with a header: `step`, and any of `loss`, `tokens`, `consumed_tokens`, `data`, `time`.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from reports.errors import RequestError
+
+_REMEDY = "docs/retention.md shows what a log may be."
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One step: mean loss over ranks, tokens consumed up to and with it (0: nobody tells), data version, time, and where."""
+
+    step: int
+    loss: float | None = None
+    consumed: int = 0
+    data: str = ""
+    time: float = 0.0
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    step: int
+    rank: int
+    loss: float | None
+    tokens: int
+    consumed: int
+    data: str
+    time: float
+    where: str
+
+
+def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ...]:
+    """Return what a run logged.
+
+    Args:
+        path: JSON lines, trainer_state.json, or CSV; told apart by name.
+        tokens_per_step: for logs that count no tokens; 0 when nobody knows.
+
+    Returns:
+        A line per step, in order. A step that was logged again, by a run that had gone back, counts as logged last.
+
+    Raises:
+        RequestError: the file cannot be read, or a line is no step.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot be read as text ({error})", where=str(path), remedy=_REMEDY) from None
+    kind = next((read for ending, read in _READERS.items() if path.name.endswith(ending)), _json_lines)
+    rows = list(kind(text, path))
+    return _count_tokens(_by_step(rows), tokens_per_step)
+
+
+def _json_lines(text: str, path: Path) -> Iterator[_Row]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                held = json.loads(line)
+            except ValueError:
+                raise RequestError("is no JSON", where=where, remedy=_REMEDY) from None
+            yield _row(held, where)
+
+
+def _trainer_state(text: str, path: Path) -> Iterator[_Row]:
+    try:
+        held = json.loads(text)
+        history = held["log_history"]
+    except (ValueError, KeyError, TypeError):
+        raise RequestError("is no state of Trainer: it has no log_history", where=str(path), remedy=_REMEDY) from None
+    for number, entry in enumerate(history):
+        if isinstance(entry, dict) and "loss" in entry:
+            yield _row({**entry, "consumed_tokens": entry.get("num_input_tokens_seen", 0)}, f"{path}:log_history[{number}]")
+
+
+def _csv(text: str, path: Path) -> Iterator[_Row]:
+    rows = csv.DictReader(io.StringIO(text))
+    if "step" not in (rows.fieldnames or ()):
+        raise RequestError(f"has no column 'step', only {', '.join(rows.fieldnames or ()) or 'nothing'}", where=str(path), remedy=_REMEDY)
+    for row in rows:
+        yield _row({name: value for name, value in row.items() if value not in ("", None)}, f"{path}:{rows.line_num}")
+
+
+# How a file's name ends → what reads it; JSON lines otherwise
+_READERS: Mapping[str, Callable[[str, Path], Iterator[_Row]]] = MappingProxyType({"trainer_state.json": _trainer_state, ".csv": _csv})
+
+
+def _row(held: Any, where: str) -> _Row:  # noqa: ANN401  # what JSON gives
+    try:
+        loss = held.get("loss")
+        return _Row(
+            int(held["step"]),
+            int(held.get("rank", 0)),
+            None if loss is None else float(loss),
+            int(held.get("tokens", 0)),
+            int(held.get("consumed_tokens", 0)),
+            str(held.get("data", "")),
+            float(held.get("time", 0.0)),
+            where,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"is no step of a log: {error!r}", where=where, remedy=_REMEDY) from None
+
+
+def _by_step(rows: list[_Row]) -> list[tuple[LogLine, int]]:
+    steps: dict[int, dict[int, _Row]] = {}
+    for row in rows:
+        steps.setdefault(row.step, {})[row.rank] = row
+    return [_merge(list(steps[step].values())) for step in sorted(steps)]
+
+
+def _merge(rows: list[_Row]) -> tuple[LogLine, int]:
+    losses = [row.loss for row in rows if row.loss is not None]
+    line = LogLine(
+        rows[0].step,
+        sum(losses) / len(losses) if losses else None,
+        max(row.consumed for row in rows),
+        next((row.data for row in rows if row.data), ""),
+        max(row.time for row in rows),
+        rows[0].where,
+    )
+    return line, sum(row.tokens for row in rows)
+
+
+def _count_tokens(lines: list[tuple[LogLine, int]], tokens_per_step: int) -> tuple[LogLine, ...]:
+    # Cumulative from the lines' own tokens while no step is missing; behind a gap only what is stated counts.
+    counted, total, expected = [], 0, 1
+    for line, tokens in lines:
+        is_whole = line.step == expected and tokens > 0
+        total, expected = (total + tokens, expected + 1) if is_whole else (0, -1)
+        told = line.consumed or tokens_per_step * line.step or (total if is_whole else 0)
+        counted.append(replace(line, consumed=told))
+    return tuple(counted)
