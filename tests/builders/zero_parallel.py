@@ -27,8 +27,10 @@ def write_pipeline(root: Path, stages: list[Zero], *, layers: dict[str, Tensors]
     return folder
 
 
-def write_experts(root: Path, dense: Zero, experts: list[torch.Tensor], *, ep_degree: int) -> Path:
-    """Write a save of `dense.world` ranks whose experts (by global number) are spread over `ep_degree` of them, each group sharded."""
+def write_experts(root: Path, dense: Zero, experts: list[Tensors], *, ep_degree: int) -> Path:
+    """Write a save of `dense.world` ranks whose experts are spread over `ep_degree` of them, each group sharded. An expert, by its global
+    number, is its tensors by name with `{}` for the number.
+    """
     folder = root / dense.tag
     folder.mkdir(parents=True)
     (root / "latest").write_text(folder.name)
@@ -36,7 +38,7 @@ def write_experts(root: Path, dense: Zero, experts: list[torch.Tensor], *, ep_de
     groups = [
         replace(
             dense,
-            masters={EXPERT.format(n): experts[ep_rank * local + n] for n in range(local)},
+            masters={name.format(n): value for n in range(local) for name, value in experts[ep_rank * local + n].items()},
             groups=(),
             world=dense.world // ep_degree,
             aliases={},
@@ -52,9 +54,9 @@ def write_experts(root: Path, dense: Zero, experts: list[torch.Tensor], *, ep_de
         for rank in range(dense.world):
             own = optimizer_state(groups[rank % ep_degree], rank // ep_degree)
             _save_optimizer(_joined(optimizer_state(dense, rank), own), folder, rank, 0)
-        for number, value in enumerate(experts):
-            path = folder / f"layer_0_expert_{number}_mp_rank_00_model_states.pt"
-            torch.save({EXPERT.format(number): value.to(dense.dtype)}, path)
+        for number, tensors in enumerate(experts):
+            held = {name.format(number): value.to(dense.dtype) for name, value in tensors.items()}
+            torch.save(held, folder / f"layer_0_expert_{number}_mp_rank_00_model_states.pt")
     return folder
 
 

@@ -24,7 +24,7 @@ def assert_sound(results, *, skipped=SKIPPED_WITHOUT_LOGITS):
     assert [result.check for result in results if result.status == "passed" and result.examined == 0] == []
 
 
-@pytest.mark.parametrize("name", ["dense", "tied", "moe", "router_bias", "zero2", "zero3", "zero2_tied"])
+@pytest.mark.parametrize("name", ["dense", "tied", "moe", "router_bias", "zero2", "zero3", "zero2_tied", "zero2_experts"])
 def test_sound_release_has_no_finding_at_all(name, sound):
     results = judge_all(gather(sound[name].folder, sound[name].folder, sound[name]))
     assert_sound(results)

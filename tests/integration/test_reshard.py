@@ -70,7 +70,7 @@ def test_what_deepspeeds_own_tool_writes_is_written_alike(tmp_path):
 
 def test_experts_have_folders_of_their_own(tmp_path):
     experts = [torch.randn(3, 5) for _ in range(4)]
-    write_experts(tmp_path / "ckpt", Zero({"embed.weight": torch.randn(7, 3)}, 2, 4), experts, ep_degree=2)
+    write_experts(tmp_path / "ckpt", Zero({"embed.weight": torch.randn(7, 3)}, 2, 4), [{EXPERT: value} for value in experts], ep_degree=2)
     zero = write_checkpoint(tmp_path / "ckpt", tmp_path / "out") / "global_step4_universal/zero"
     for number, value in enumerate(experts):
         assert torch.equal(_values(_load(zero / EXPERT.format(number) / "fp32.pt"), 2), value)

@@ -18,7 +18,7 @@ from tasks.engine.encodings.cast import encode_cast
 from tasks.engine.planning.plan import FilePlan, TensorPlan
 from tasks.engine.tensors.ops import apply_op
 from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
-from tasks.engine.writing.pipeline import CHUNK_NBYTES, OrderedWriter
+from tasks.engine.writing.pipeline import OrderedWriter
 from tasks.engine.writing.source_bytes import Run, SourceBytes
 
 BAND_NBYTES = 2 << 20
@@ -127,16 +127,15 @@ def _write_tensor(
 
 
 def _stream_run(run: Run, source: SourceBytes, writer: OrderedWriter, verify: Verify, progress: Progress) -> int:
-    crc = 0
-    for at in range(0, run.nbytes, CHUNK_NBYTES):
-        nbytes = min(CHUNK_NBYTES, run.nbytes - at)
-        buffer = writer.buffer()
-        view = memoryview(buffer)[:nbytes]
+    crc, at = 0, 0
+    while at < run.nbytes:
+        view = writer.space()[: run.nbytes - at]
         source.files.read_into(run.path, run.start + at, view)
         if verify is Verify.FULL:
             crc = crc32(view, crc)
-        writer.put_buffer(buffer, nbytes)
-        progress(nbytes)
+        writer.advance(len(view))
+        progress(len(view))
+        at += len(view)
     return crc
 
 
