@@ -151,9 +151,13 @@ def config(model: Model) -> dict[str, object]:
     }
 
 
-def whole(model: Model, grid: Grid) -> Tensors:
-    """What Megatron holds of the model, uncut: global names, grouped Q, K and V, gate rows above up rows, padded vocabulary."""
-    weights, made = published(model), {}
+def whole(model: Model, grid: Grid, weights: Tensors | None = None) -> Tensors:
+    """What Megatron holds of the model, uncut: global names, grouped Q, K and V, gate rows above up rows, padded vocabulary.
+
+    `weights` are published ones; None for those that are drawn.
+    """
+    made: Tensors = {}
+    weights = published(model) if weights is None else weights
     noise = torch.Generator().manual_seed(model.seed + 1)
 
     def pad(rows: torch.Tensor) -> torch.Tensor:
@@ -268,12 +272,22 @@ def write_args(model: Model, grid: Grid) -> argparse.Namespace:
     )
 
 
-def write_legacy(folder: Path, model: Model, grid: Grid, *, step: int = 7, leave_out: tuple[str, ...] = (), optimizer: str = "") -> Tensors:
+def write_legacy(
+    folder: Path,
+    model: Model,
+    grid: Grid,
+    *,
+    step: int = 7,
+    leave_out: tuple[str, ...] = (),
+    optimizer: str = "",
+    weights: Tensors | None = None,
+) -> Tensors:
     """Write `mp_rank_*` folders; return the uncut tensors by global name.
 
-    `leave_out` names folders of ranks that are lost; `optimizer` is "plain", "masters" or "distributed".
+    `leave_out` names folders of ranks that are lost; `optimizer` is "plain", "masters" or "distributed"; `weights` are published ones,
+    None for those that are drawn.
     """
-    tensors = whole(model, grid)
+    tensors = whole(model, grid, weights)
     stages = _stage_names(model, grid, list(tensors))
     for pp in range(grid.pp):
         for tp, ep in _grid_of_files(grid):

@@ -1,10 +1,11 @@
 """Megatron saves that can be run: a save, the config of the same model, and the logits that transformers makes of its published weights."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.builders.megatron import Grid, Model, config, published, write_legacy
 
@@ -18,6 +19,22 @@ RUN: dict[str, object] = {
     "moe_router_topk": 2,
     "moe_router_pre_softmax": False,
 }
+# name → (model of tests.builders.releases, the same model's sizes, how it is cut)
+_DENSE = Model(layers=4, hidden=64, heads=8, groups=2, head_dim=8, ffn=96, vocab=320, padded=384)
+RUNS: dict[str, tuple[str, Model, Grid]] = {
+    "megatron": ("dense", _DENSE, Grid(tp=2, pp=2, vpp=2)),
+    "megatron_moe": ("moe", replace(_DENSE, layers=2, ffn=24, experts=4, qk_norm=True), Grid(tp=2, ep=2, etp=1)),
+}
+
+
+def write_run(name: str, folder: Path, release: Path) -> Path:
+    """Write the save `name` of RUNS of the weights in a release folder; return the save's folder."""
+    _, model, grid = RUNS[name]
+    held = json.loads((release / "config.json").read_text())
+    args = {**RUN, "rotary_base": held["rope_parameters"]["rope_theta"], "layernorm_epsilon": held["rms_norm_eps"]}
+    weights = {n: value for path in sorted(release.glob("*.safetensors")) for n, value in load_file(path).items()}
+    write_legacy(folder, model, replace(grid, args=args), weights=weights)
+    return folder
 
 
 def settings(model: Model) -> dict[str, object]:
