@@ -356,13 +356,14 @@ def _save(held: object, path: Path) -> None:
 def saved_bytes(held: object) -> bytes:
     """What torch.save makes of an object; pickled under Megatron's module name, which is not installed here."""
     buffer = io.BytesIO()
-    with _module_of_megatron():
+    with module_of_megatron():
         torch.save(held, buffer)
     return buffer.getvalue()
 
 
 @contextmanager
-def _module_of_megatron() -> Iterator[None]:
+def module_of_megatron() -> Iterator[None]:
+    """A stand-in for the module that args name, as long as the context lasts."""
     module = types.ModuleType("megatron.core.transformer.enums")
     module.AttnBackend = AttnBackend  # type: ignore[attr-defined]
     names = ["megatron", "megatron.core", "megatron.core.transformer", module.__name__]
@@ -380,7 +381,7 @@ def _module_of_megatron() -> Iterator[None]:
 def edit_rank(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
     """Change what a rank's file holds, in place."""
     path = folder / "model_optim_rng.pt"
-    with _module_of_megatron():
+    with module_of_megatron():
         held = torch.load(path, weights_only=False)
     change(held)
     path.write_bytes(saved_bytes(held))
