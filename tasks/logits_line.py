@@ -1,9 +1,11 @@
 """The logits comparisons of one export, put together: *mapping* against witnesses, *cast* against the merged values.
 
 *Mapping*: the merged values, before any cast, against what a witness says: recorded logits at the limits of the coarsest of the source's
-dtype and that of the recorded forward, the framework's live model at those of fp32. *Cast*: the release against the merged values, its
-mean KL held near what an honest cast by torch costs in this very run. Where nothing is cast the release is the merged folder, and a
-second forward must give the same logits.
+dtype and that of the recorded forward, the framework's live model and the native forward at those of fp32. A native forward that does not
+give what the trainer recorded is not heard: it knows less of the run than the record does.
+
+*Cast*: the release against the merged values, its mean KL held near what an honest cast by torch costs in this very run. Where nothing is
+cast the release is the merged folder, and a second forward must give the same logits.
 
 Every forward of ours runs in fp32: rounding is then the weights', not the forward's.
 """
@@ -23,12 +25,13 @@ from tasks.divergence import Divergence, diverge
 from tasks.forward import Room, default_batches, first_diverging_layer, limits_of, open_model, reachable_ids, why_not_runnable
 from tasks.honest_cast import write_honest_cast
 from tasks.measure import DTYPES
-from tasks.witnesses import framework, recorded
+from tasks.witnesses import framework, native_forward, native_shards, recorded
 from tasks.witnesses.hearing import NotHeardError
 from validators.policy import LIMITS, LOWER, TOP1_POSITIONS, UPPER, cast_limits, limits_row
 from validators.quantization import read_quantization
 from validators.release import open_release
 
+_NATIVE_NOISE = 2.0**-13  # of the largest logit: two ways to compute the same model in fp32 are nearer than this
 _EPS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7, "F64": 2.0**-52}  # spacing of the floats at one
 
 
@@ -106,7 +109,8 @@ def compare(subject: Subject) -> LogitsEvidence:
 def _compare(subject: Subject) -> LogitsEvidence:
     reason = why_not_runnable(subject.release) or why_not_comparable(subject.release)
     if reason:
-        silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME))
+        own = (native_forward.NAME,) if subject.source_format in native_shards.FORMATS else ()
+        silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME, *own))
         return LogitsEvidence(witnesses=silent, reason=reason)
     golden = read_golden(subject.golden, subject.release, subject.tokenizer) if subject.golden else None
     live, values, said = _hear_framework(subject)
@@ -119,9 +123,11 @@ def _compare(subject: Subject) -> LogitsEvidence:
         comparisons.append(_compare_recorded(subject, golden, run))
     if live is not None:
         comparisons.append(_compare_framework(subject, live, run))
+    native = _hear_native(subject, golden, run)
+    comparisons += native.comparisons
     comparisons.append(_compare_cast(subject, run) if subject.is_cast else _repeat(subject, run))
     heard = Witness("recorded", golden is not None, ("mapping",), _describe(golden))
-    return LogitsEvidence(tuple(comparisons), (heard, said), values)
+    return LogitsEvidence(tuple(comparisons), (heard, said, *native.witnesses), values)
 
 
 def why_not_comparable(folder: Path) -> str:
@@ -187,6 +193,42 @@ def _hear_framework(subject: Subject) -> tuple[framework.Framework | None, pd.Da
         return None, None, Witness(framework.NAME, False, proves, str(reason))
     heard = f"torch's own loader filled transformers' own model; {len(values)} parameters compared"
     return live, values, Witness(framework.NAME, True, proves, heard)
+
+
+def _hear_native(subject: Subject, golden: recorded.Recorded | None, run: _Run) -> LogitsEvidence:
+    # What the ranks themselves compute, held against the recording and against the merged values; nothing for sources without ranks.
+    if subject.source_format not in native_shards.FORMATS:
+        return LogitsEvidence()
+    try:
+        native = native_forward.run_native(subject.source_format, subject.source_roots, [batch.input_ids for batch in run.batches])
+    except NotHeardError as reason:
+        return _silent(str(reason))
+    comparisons = []
+    if golden is not None:
+        recording = replace(run, logits=native.logits)
+        comparisons.append(replace(_compare_recorded(subject, golden, recording), candidate=native_forward.NAME))
+        if not is_within(comparisons[0]):
+            found = comparisons[0].metrics["max_abs"]
+            return _silent(f"its logits are up to {found:.3g} from the recorded ones, so it does not know all that this run computes")
+    heard = f"{sum(batch.input_ids.numel() for batch in run.batches)} tokens, run through the ranks' own tensors"
+    witness = Witness(native_forward.NAME, True, ("mapping",), heard)
+    return LogitsEvidence((*comparisons, _compare_native(subject, native, run)), (witness,))
+
+
+def _silent(reason: str) -> LogitsEvidence:
+    return LogitsEvidence(witnesses=(Witness(native_forward.NAME, False, ("mapping",), reason),))
+
+
+def _compare_native(subject: Subject, native: native_forward.Native, run: _Run) -> LogitsComparison:
+    row = limits_row("", "", "F32", is_moe=subject.is_moe)  # fp32 holds the source's values exactly, and both forwards run in it
+    noise = _NATIVE_NOISE * max(float(logits.abs().max()) for logits in native.logits)
+    found = diverge(native.logits, run.logits, vocab=run.reachable, noise=noise)
+    comparison = _comparison("mapping", native_forward.NAME, "merged values", row, found, LIMITS[row])
+    if is_within(comparison):
+        return comparison
+    hidden = _hidden(subject.merged, run.batches[0], subject)
+    own = tuple(state[:1] for state in native.hidden[0])
+    return replace(comparison, first_diverging_layer=first_diverging_layer(own, hidden, tolerance=_NATIVE_NOISE))
 
 
 def _run(folder: Path, batches: Sequence[Batch], subject: Subject) -> tuple[torch.Tensor, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tests.builders.editing import Tensors, edit_tensors, set_fields
+from tests.builders.megatron_runs import RUNS, write_run
 from tests.builders.releases import MODELS, SoundRelease, build_release
 from tests.builders.saves import SAVES, save_release
 
@@ -73,6 +74,8 @@ def build_all(folder: Path) -> dict[str, SoundRelease]:
         sound[name] = quantize_release(sound[model], encoding, folder / name, with_cache=with_cache)
     for name, (model, _) in SAVES.items():
         sound[name] = save_release(name, folder / f"{name}_save", sound[model])
+    for name, (model, _, _) in RUNS.items():
+        sound[name] = replace(sound[model], name=name, ranks=write_run(name, folder / f"{name}_save", sound[model].folder))
     return sound
 
 

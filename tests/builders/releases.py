@@ -57,7 +57,8 @@ class SoundRelease:
 
     `source` is the folder that a quantized release was made from, and whose the expectation is; None for the folder itself. `save` is a
     DeepSpeed save of the same weights, which the release counts as exported from; None for the folder itself. `name_in_save` is what the
-    save calls a tensor.
+    save calls a tensor. `ranks` is a Megatron save of the same weights, whose own forward the logits are held against; None for the
+    folder's forward.
     """
 
     name: str
@@ -66,6 +67,7 @@ class SoundRelease:
     source: Path | None = None
     save: Path | None = None
     name_in_save: Callable[[str], str] = str
+    ranks: Path | None = None
 
 
 def build_release(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, max_shard: str = "") -> SoundRelease:

@@ -70,6 +70,14 @@ def test_honest_cast_passes_the_logits(name, row, sound, tmp_path):
     assert_sound(judge_all(gather(folder, sound[name].folder, sound[name], dtype="BF16", logits=row)), skipped={"manifest"})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "row"), [("megatron", "F32"), ("megatron_moe", "F32 MoE")])
+def test_a_sound_release_passes_what_megatrons_own_ranks_compute(name, row, sound):
+    evidence = gather(sound[name].folder, sound[name].folder, sound[name], logits=row)
+    assert evidence.logits[0].metrics["max_abs"] <= 1e-4
+    assert_sound(judge_all(evidence), skipped={"manifest"})
+
+
 def test_same_weights_in_one_file_pass(sound, tmp_path):
     build_release("dense", tmp_path, max_shard="1GB")
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
