@@ -78,7 +78,9 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(request.source.absolute(), loaded)
-    wanted = ModelRequest(assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file)
+    wanted = ModelRequest(
+        assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file, (), request.quantize_rules
+    )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
     if request.golden is not None and planned.config is not None and "logits" not in request.skips:
@@ -197,7 +199,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
-        notes=(*loaded.notes, *notes),
+        notes=(*loaded.notes, *planned.notes, *notes),
     )
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
