@@ -29,7 +29,9 @@ DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
 QuantizeOption = Annotated[
     str,
     typer.Option(
-        help="Store linear layers as compressed-tensors does: fp8, fp8-block, int8, int8-w8a8 or int4.", metavar="ENCODING", show_default=False
+        help="Store linear layers as compressed-tensors does: fp8, fp8-block, int8, int8-w8a8 or int4.",
+        metavar="ENCODING",
+        show_default=False,
     ),
 ]
 DropOption = Annotated[

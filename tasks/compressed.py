@@ -1,15 +1,24 @@
 """What compressed-tensors is used for: how a release declares its quantization, and its own quantization of the same values.
 
-The library is asked for only when something is quantized. It imports transformers and takes seconds, so it is imported in the functions.
+The second is what a sound quantization costs, as `honest_cast` is for casts: it shares nothing with the engine but names. The library is asked for only when something is quantized. It imports transformers and takes seconds, so it is imported in the functions.
 """
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from reports.errors import RequestError
 from tasks.engine.encodings.encodings import ENCODINGS
 from tasks.engine.planning.plan import Quantized
+from tasks.measure import DTYPES
+from validators.release import INDEX_NAME, open_release
 
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationScheme
@@ -75,3 +84,74 @@ def scheme_of(encoding: str, targets: Sequence[str]) -> "QuantizationScheme":
     )
     scheme.format = ENCODINGS[encoding].scheme.format
     return scheme
+
+
+def scheme_bits(encoding: str) -> tuple[str, int]:
+    """Return an encoding's kind and bits.
+
+    Args:
+        encoding: a key of ENCODINGS.
+
+    Returns:
+        Such as ("int", 4).
+    """
+    scheme = ENCODINGS[encoding].scheme
+    return scheme.kind, scheme.bits
+
+
+def write_honest_quantization(merged: Path, release: Path, encodings: Mapping[str, str], folder: Path) -> Path:
+    """Write the merged values quantized by compressed-tensors itself.
+
+    Args:
+        merged: the values before any cast; one of its files at a time is held in memory, quantized.
+        release: names the dtypes, and holds the config; its values are not read.
+        encodings: by weight; other tensors are cast to the dtype the release stores them in.
+        folder: where to; made.
+
+    Returns:
+        `folder`.
+    """
+    folder.mkdir(parents=True)
+    dtypes = {tensor.name: tensor.dtype for tensor in open_release(release).stored()}
+    weight_map: dict[str, str] = {}
+    for file in open_release(merged).files:
+        held: dict[str, torch.Tensor] = {}
+        with safe_open(merged / file.name, "pt") as source:
+            for name in source.keys():  # noqa: SIM118  (no mapping)
+                held |= _stored_by_library(name, source.get_tensor(name), encodings.get(name, ""), dtypes)
+        save_file(held, folder / file.name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(held, file.name)
+    if len(set(weight_map.values())) > 1:
+        (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+    shutil.copyfile(release / "config.json", folder / "config.json")
+    return folder
+
+
+def _stored_by_library(name: str, values: torch.Tensor, encoding: str, dtypes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    if not encoding:
+        return {name: values.to(DTYPES[dtypes[name]])}
+    module = name.removesuffix(".weight")
+    parts = compress(values.to(DTYPES[dtypes[f"{module}.weight_scale"]]), encoding)
+    return {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+
+
+def compress(values: torch.Tensor, encoding: str) -> dict[str, torch.Tensor]:
+    """Return the parts that compressed-tensors makes of a weight, rounding to nearest.
+
+    Args:
+        values: (N, K), any float dtype; scales have the same.
+        encoding: a key of ENCODINGS that can hold it.
+
+    Returns:
+        Parts by suffix.
+    """
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    scheme = scheme_of(encoding, ("Linear",))
+    rows, columns = ENCODINGS[encoding].scheme.block
+    blocks = values.reshape(values.shape[0] // rows, rows, -1, columns or values.shape[1])
+    scales, zeros = calculate_qparams(blocks.amin((1, 3)), blocks.amax((1, 3)), scheme.weights)
+    parts = {"weight": values, "weight_scale": scales, "weight_zero_point": zeros}
+    made: dict[str, torch.Tensor] = BaseCompressor.get_value_from_registry(scheme.format).compress(parts, scheme)
+    return made

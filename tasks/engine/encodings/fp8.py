@@ -18,6 +18,4 @@ def _to_e4m3(quotients: torch.Tensor) -> torch.Tensor:
 
 
 FP8 = Encoding("fp8", Scheme("plain", "float-quantized", "float", 8, (1, 0)), _LARGEST, _to_e4m3)
-FP8_BLOCK = Encoding(
-    "fp8-block", Scheme("plain", "float-quantized", "float", 8, _BLOCK), _LARGEST, _to_e4m3, multiples=_BLOCK
-)
+FP8_BLOCK = Encoding("fp8-block", Scheme("plain", "float-quantized", "float", 8, _BLOCK), _LARGEST, _to_e4m3, multiples=_BLOCK)

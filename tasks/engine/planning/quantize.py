@@ -57,9 +57,7 @@ def check_quantizable(family: Family | None) -> Family:
     return family
 
 
-def plan_parts(
-    planned: Sequence[TensorPlan], rules: Sequence[QuantizeRule], family: Family
-) -> tuple[tuple[TensorPlan, ...], Quantized]:
+def plan_parts(planned: Sequence[TensorPlan], rules: Sequence[QuantizeRule], family: Family) -> tuple[tuple[TensorPlan, ...], Quantized]:
     """Put the parts of quantized weights in the weights' places.
 
     Args:
