@@ -1,6 +1,7 @@
 """What compressed-tensors is used for: how a release declares its quantization, and its own quantization of the same values.
 
-The second is what a sound quantization costs, as `honest_cast` is for casts: it shares nothing with the engine but names. The library is asked for only when something is quantized. It imports transformers and takes seconds, so it is imported in the functions.
+The second is what a sound quantization costs, as `honest_cast` is for casts: it shares nothing with the engine but names. The library is
+asked for only when something is quantized. It imports transformers and takes seconds, so it is imported in the functions.
 """
 
 import json

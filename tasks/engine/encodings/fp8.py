@@ -14,7 +14,8 @@ _BLOCK = (128, 128)
 
 
 def _to_e4m3(quotients: torch.Tensor) -> torch.Tensor:
-    return quotients.clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)  # beyond, torch makes NaN
+    # Adding zero makes zeros positive, as the library's zero points do. Beyond the largest value torch makes NaN.
+    return quotients.add_(0.0).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
 
 
 FP8 = Encoding("fp8", Scheme("plain", "float-quantized", "float", 8, (1, 0)), _LARGEST, _to_e4m3)
