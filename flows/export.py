@@ -82,6 +82,9 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file, (), request.quantize_rules
     )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
+    if planned.unloadable and "logits" not in request.skips:
+        remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
+        raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
     if request.golden is not None and planned.config is not None and "logits" not in request.skips:
         run.runner.call(check_golden, planned, request.golden, assets)

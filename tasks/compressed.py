@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from reports.errors import RequestError
 from tasks.engine.encodings.encodings import ENCODINGS
-from tasks.engine.planning.plan import Quantized
+from tasks.engine.planning.plan import Quantized, QuantizedGroup
 from tasks.measure import DTYPES
 from validators.release import INDEX_NAME, open_release
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MIXED = "mixed-precision"
 # The library's preset for each encoding. Its W8A16 has groups of 128, ours a scale per channel.
 _PRESETS: Mapping[str, str] = {"fp8": "FP8_DYNAMIC", "fp8-block": "FP8_BLOCK", "int8-w8a8": "W8A8", "int4": "W4A16"}
+_LOST_EXPERTS = frozenset({"int8-w8a8"})
 
 
 def refuse_absent() -> None:
@@ -63,6 +64,20 @@ def quantization_config(quantized: Quantized) -> Mapping[str, object]:
         ignore=list(quantized.ignore),
     )
     return {"version": compressed_tensors.__version__, "sparsity_config": {}, "transform_config": {}, **config.model_dump(mode="json")}
+
+
+def why_unloadable(groups: Sequence[QuantizedGroup], *, has_experts: bool) -> str:
+    """Say why transformers does not load a release.
+
+    Args:
+        groups: its encodings.
+        has_experts: whether the model routes tokens to experts.
+
+    Returns:
+        The reason; empty where nothing is known against it. Source: transformers 5.24, integrations/compressed_tensors.py.
+    """
+    lost = [group.encoding for group in groups if has_experts and group.encoding in _LOST_EXPERTS]
+    return f"transformers does not load experts stored as {', '.join(lost)}: it fuses them, and only fp8 and packed ones" if lost else ""
 
 
 def scheme_of(encoding: str, targets: Sequence[str]) -> "QuantizationScheme":

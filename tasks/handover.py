@@ -61,7 +61,7 @@ class Planned:
     `whole` is the same plan with every weight in one piece, which is what the source is compared with: `path` itself where nothing is
     quantized; `table` is a PlanTable of it. `uncast` is the plan without casts as well, None where there is nothing to leave out;
     `expected` a stored Expectation, None for `--family none`; `config` the config the release gets, None without; `notes` are for the
-    reader of plan and report.
+    reader of plan and report; `unloadable` says why transformers will not load the release, "" where nothing is known against it.
     """
 
     path: Path
@@ -78,6 +78,7 @@ class Planned:
     changes: tuple[Change, ...]
     omissions: tuple[Omission, ...]
     notes: tuple[str, ...] = ()
+    unloadable: str = ""
 
     @property
     def is_quantized(self) -> bool:

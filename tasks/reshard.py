@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from reports.errors import RequestError, name_some
 from reports.model import Change, Omission
-from tasks.compressed import quantization_config, refuse_absent
+from tasks.compressed import quantization_config, refuse_absent, why_unloadable
 from tasks.engine.families.family import described
 from tasks.engine.planning.choose import NONE, Choice, choose_family, expectation_for
 from tasks.engine.planning.derive import derive_config
@@ -75,6 +75,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         changes,
         _omissions(plan, catalog),
         _notes(plan),
+        why_unloadable(plan.quantized.groups, has_experts=bool(choice.expected and choice.expected.experts)) if plan.quantized else "",
     )
 
 
