@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.quantize_rules import read_rules
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
 from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, now, show_ended
@@ -79,12 +80,15 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(request.source.absolute(), loaded)
     wanted = ModelRequest(
-        assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file, (), request.quantize_rules
+        assets,
+        request.family,
+        request.dtype_code,
+        request.drops,
+        request.keep_tied_head,
+        request.max_file,
+        quantize=read_rules(request.quantize),
     )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
-    if planned.unloadable and "logits" not in request.skips:
-        remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
-        raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
     if request.golden is not None and planned.config is not None and "logits" not in request.skips:
         run.runner.call(check_golden, planned, request.golden, assets)
@@ -110,6 +114,7 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
     """
     check_request(request)
     prepared = prepare(request, run)
+    _refuse_unloadable(request, prepared.planned)
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(destination):
@@ -226,6 +231,7 @@ def check_request(request: ExportRequest) -> None:
     for root in (request.source, *request.also):
         check_folder(root)
     refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
+    read_rules(request.quantize)
     _check_inputs(request)
 
 
@@ -234,6 +240,12 @@ def _check_inputs(request: ExportRequest) -> None:
         what = "is a file, not a folder" if request.assets.exists() else "does not exist"
         raise RequestError(what, where=f"--assets {request.assets}", remedy="Give the folder of config.json and tokenizer.")
     refuse_golden(request.golden)
+
+
+def _refuse_unloadable(request: ExportRequest, planned: Planned) -> None:
+    if planned.unloadable and "logits" not in request.skips:
+        remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
+        raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
 
 
 def refuse_inside_source(request: ExportRequest) -> None:

@@ -29,8 +29,8 @@ DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
 QuantizeOption = Annotated[
     str,
     typer.Option(
-        help="Store linear layers as compressed-tensors does: fp8, fp8-block, int8, int8-w8a8 or int4.",
-        metavar="ENCODING",
+        metavar="ENCODING|FILE",
+        help="Store linear layers quantized: fp8, fp8-block, int8, int8-w8a8, int4, or as a YAML file of rules says.",
         show_default=False,
     ),
 ]

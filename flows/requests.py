@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-Quantize = Literal["", "fp8", "fp8-block", "int8", "int8-w8a8", "int4"]
 DTYPES = {"source": "", "fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -134,10 +133,10 @@ class ExportRequest(BaseModel):
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
-    quantize: Quantize = Field(
+    quantize: str = Field(
         "",
-        description="Store the weights of linear layers quantized, as compressed-tensors does: fp8 (scales per channel), fp8-block (per"
-        " 128x128), int8 (W8A16), int8-w8a8, int4 (groups of 128).",
+        description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
+        " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
     )
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
@@ -160,11 +159,6 @@ class ExportRequest(BaseModel):
     def dtype_code(self) -> str:
         """The safetensors code of the dtype asked for; "" for the source's."""
         return DTYPES[self.dtype]
-
-    @property
-    def quantize_rules(self) -> tuple[tuple[str, str, str], ...]:
-        """(pattern of released names, encoding, why it stays whole) of what is quantized; the first that matches counts."""
-        return (("*", self.quantize, ""),) if self.quantize else ()
 
     @property
     def drops(self) -> tuple[tuple[str, str], ...]:

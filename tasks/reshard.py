@@ -17,7 +17,7 @@ from tasks.engine.planning.choose import NONE, Choice, choose_family, expectatio
 from tasks.engine.planning.derive import derive_config
 from tasks.engine.planning.plan import ExportPlan, Input, Quantized, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
-from tasks.engine.planning.quantize import QuantizeRule
+from tasks.engine.planning.quantize import QuantizeRule, in_words
 from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
@@ -60,6 +60,8 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     if plan.quantized is not None and is_quantized:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
+    groups = plan.quantized.groups if plan.quantized is not None else ()
+    unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
     return Planned(
         path,
         _store_plan(whole, folder / "plan_whole.json") if is_quantized else path,
@@ -74,8 +76,8 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         release_dtype(whole),
         changes,
         _omissions(plan, catalog),
-        _notes(plan),
-        why_unloadable(plan.quantized.groups, has_experts=bool(choice.expected and choice.expected.experts)) if plan.quantized else "",
+        _notes(plan, unloadable),
+        unloadable,
     )
 
 
@@ -202,11 +204,11 @@ def _groups_in_words(quantized: Quantized) -> str:
     return "; ".join(f"{group.encoding}: {name_some(group.targets)}" for group in quantized.groups)
 
 
-def _notes(plan: ExportPlan) -> tuple[str, ...]:
+def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
     if plan.quantized is None:
         return ()
     none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
-    return (*none, *(f"{whole.name} is not quantized: {whole.because}" for whole in plan.quantized.whole))
+    return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
 
 
 def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:

@@ -5,11 +5,12 @@ routers) and what is no matrix of a linear layer stays as it is; so does a weigh
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from reports.errors import RequestError
+from reports.errors import RequestError, name_some
 from tasks.engine.encodings.encoding import Encoding
 from tasks.engine.encodings.encodings import ENCODINGS
 from tasks.engine.families.family import Family
@@ -35,6 +36,19 @@ class _Chosen:
     # What is done with the weight of one linear layer: an encoding, or why it stays whole.
     encoding: Encoding | None
     because: str = ""
+
+
+def in_words(quantized: Quantized) -> tuple[str, ...]:
+    """Return which weights stay whole and why, a line for every role and reason.
+
+    Args:
+        quantized: of a plan.
+
+    Returns:
+        Lines, in the order of the weights.
+    """
+    counts = Counter((_role(whole.name), whole.because) for whole in quantized.whole)
+    return tuple(f"{role}{f' ({n})' if n > 1 else ''} is not quantized: {because}" for (role, because), n in counts.items())
 
 
 def check_quantizable(family: Family | None) -> Family:
@@ -74,6 +88,7 @@ def plan_parts(planned: Sequence[TensorPlan], rules: Sequence[QuantizeRule], fam
     _refuse_unmatched(planned, rules)
     modules = {_module(t.name): t for t in planned if _is_matrix(t)}
     skipped = {m: p for m in modules for p in family.ignore if matches_name(p, m)}
+    _refuse_ignored([modules[module].name for module in skipped], [t.name for m, t in modules.items() if m not in skipped], rules, family)
     chosen = {m: _choose(t, rules) for m, t in modules.items() if m not in skipped and t.name != family.embedding}
     parts = tuple(part for tensor in planned for part in _parts(tensor, chosen.get(_module(tensor.name))))
     groups = _groups(chosen)
@@ -89,6 +104,17 @@ def _refuse_unmatched(planned: Sequence[TensorPlan], rules: Sequence[QuantizeRul
         if not any(fnmatchcase(tensor.name, rule.pattern) for tensor in planned):
             raise RequestError(
                 f"pattern {rule.pattern!r} matches no tensor", where="--quantize", remedy="Look at the names with shardwright plan --out."
+            )
+
+
+def _refuse_ignored(ignored: Sequence[str], others: Sequence[str], rules: Sequence[QuantizeRule], family: Family) -> None:
+    for rule in rules:
+        meant = [name for name in ignored if fnmatchcase(name, rule.pattern)]
+        if rule.encoding and meant and not any(fnmatchcase(name, rule.pattern) for name in others):
+            raise RequestError(
+                f"pattern {rule.pattern!r} means {name_some(meant)}, which family {family.name} never quantizes",
+                where="--quantize",
+                remedy="Take the rule out: serving engines keep the head and routers as they are.",
             )
 
 
