@@ -14,6 +14,7 @@ from prefect import flow
 
 from flows.approval import ASKING
 from flows.hooks import remove_what_is_staged, say_how_to_go_on
+from flows.quantize_rules import read_rules
 from flows.reading import reading
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
@@ -83,7 +84,15 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(request.source.absolute(), loaded)
-    wanted = ModelRequest(assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file)
+    wanted = ModelRequest(
+        assets,
+        request.family,
+        request.dtype_code,
+        request.drops,
+        request.keep_tied_head,
+        request.max_file,
+        quantize=read_rules(request.quantize),
+    )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
     if request.golden is not None and planned.config is not None and "logits" not in request.skips:
@@ -110,6 +119,7 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
     """
     check_request(request)
     prepared = prepare(request, run)
+    _refuse_unloadable(request, prepared.planned)
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(destination, wait=request.wait):
@@ -212,7 +222,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
-        notes=(*loaded.notes, *run.notes, *notes),
+        notes=(*loaded.notes, *planned.notes, *run.notes, *notes),
     )
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
@@ -236,6 +246,7 @@ def check_request(request: ExportRequest) -> None:
     for root in (request.source, *request.also):
         check_folder(root)
     refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
+    read_rules(request.quantize)
     _check_inputs(request)
 
 
@@ -244,6 +255,12 @@ def _check_inputs(request: ExportRequest) -> None:
         what = "is a file, not a folder" if request.assets.exists() else "does not exist"
         raise RequestError(what, where=f"--assets {request.assets}", remedy="Give the folder of config.json and tokenizer.")
     refuse_golden(request.golden)
+
+
+def _refuse_unloadable(request: ExportRequest, planned: Planned) -> None:
+    if planned.unloadable and "logits" not in request.skips:
+        remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
+        raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
 
 
 def refuse_inside_source(request: ExportRequest) -> None:

@@ -133,6 +133,11 @@ class ExportRequest(BaseModel):
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
+    quantize: str = Field(
+        "",
+        description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
+        " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
+    )
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
     tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")

@@ -136,7 +136,7 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
         from transformers import AutoModelForCausalLM
 
         offload: dict[str, object] = {}
-        if _nbytes(folder, dtype) > room.memory_limit:
+        if nbytes_of(folder, dtype) > room.memory_limit:
             room.offload_folder.mkdir(parents=True, exist_ok=True)
             offload = {"device_map": "auto", "max_memory": {"cpu": room.memory_limit}, "offload_folder": str(room.offload_folder)}
         with _as_forward_error(folder):
@@ -341,7 +341,16 @@ def _encode(folder: Path) -> dict[str, list[int]]:
     return rows
 
 
-def _nbytes(folder: Path, dtype: torch.dtype) -> int:
+def nbytes_of(folder: Path, dtype: torch.dtype) -> int:
+    """Return what the weights of a folder take in memory.
+
+    Args:
+        folder: a release.
+        dtype: they are cast to it.
+
+    Returns:
+        Bytes.
+    """
     return sum(prod(tensor.shape) for tensor in open_release(folder).stored()) * dtype.itemsize
 
 

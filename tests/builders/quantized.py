@@ -6,7 +6,7 @@ The arithmetic is torch's, written from the formats' descriptions; a test holds 
 
 import copy
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
