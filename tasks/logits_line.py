@@ -5,8 +5,7 @@ dtype and that of the recorded forward, the framework's live model and the nativ
 give what the trainer recorded is not heard: it knows less of the run than the record does.
 
 *Cast*: the release against the merged values, its mean KL held near what an honest cast by torch costs in this very run, or a
-quantization by compressed-tensors. Where nothing is
-cast the release is the merged folder, and a second forward must give the same logits.
+quantization by compressed-tensors. Where nothing is cast the release is the merged folder, and a second forward must give the same logits.
 
 Every forward of ours runs in fp32: rounding is then the weights', not the forward's.
 """
