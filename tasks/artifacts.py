@@ -70,7 +70,9 @@ def show_findings(results: Sequence[CheckResult]) -> UUID:
     found = sorted(((r.check, f) for r in results for f in r.findings), key=lambda pair: pair[1].severity != "error")
     rows = [_row(check, finding) for check, finding in found[:MAX_FINDINGS]]
     more = len(found) - len(rows)
-    described = f"{len(found)} findings" + (f", the first {len(rows)} shown; all are in report.json" if more else "")
+    described = f"{len(found)} finding{'' if len(found) == 1 else 's'}" + (
+        f", the first {len(rows)} shown; all are in report.json" if more else ""
+    )
     return cast("UUID", create_table_artifact(table=rows, key="findings", description=described))
 
 

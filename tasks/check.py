@@ -17,6 +17,7 @@ from tasks.measure import measure
 from tasks.measure_copies import measure_copies
 from tasks.reference import reference_of
 from tasks.reshard import read_config
+from tasks.retrying import RETRIES
 from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
 from validators.expectation import Evidence, Expectation, expectation_from_json
@@ -42,7 +43,7 @@ def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], 
     return Judged(_run_all(CHECKS_BEFORE_WRITING, evidence, skips, clock))
 
 
-@task(name="measure release", cache_policy=NO_CACHE)
+@task(name="measure release", cache_policy=NO_CACHE, **RETRIES)
 def measure_release(
     folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int, known: Known | None = None
 ) -> Measured:
