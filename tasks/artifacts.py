@@ -101,6 +101,23 @@ def show_report(report: Report, paths: ReportPaths, required: frozenset[str] = f
     )
 
 
+def show_changes(report: Report) -> UUID:
+    """Show what is changed, or would be, and why, as a table under the key `plan`.
+
+    Args:
+        report: a report with changes.
+
+    Returns:
+        The artifact's id.
+    """
+    rows = [
+        {"where": code_span(shorten(c.where)), "becomes": code_span(shorten(c.after)), "because": code_span(shorten(c.because))}
+        for c in report.changes
+    ]
+    described = f"{len(rows)} changes" + (f", the first {MAX_FINDINGS} shown; all are in report.json" if len(rows) > MAX_FINDINGS else "")
+    return cast("UUID", create_table_artifact(table=rows[:MAX_FINDINGS], key="plan", description=described))
+
+
 def show_trends(report: Report) -> list[UUID]:
     """Show how a drill's numbers moved from run to run, as a picture each, under keys `trend-<number>`; none for a first drill.
 

@@ -27,10 +27,16 @@ def test_the_page_is_served_and_knows_its_own_port(served):
 
 
 def test_forms_describe_their_fields(served):
-    for name in ("export/on-demand", "release%20gate/on-demand", "restore%20drill/on-demand", "export%20newest/evaluation"):
+    for name in (
+        "export/on-demand",
+        "release%20gate/on-demand",
+        "restore%20drill/on-demand",
+        "export%20newest/evaluation",
+        "retention%20plan/on-demand",
+    ):
         schema = served.deployment(name)["parameter_openapi_schema"]
         fields = next(iter(schema["definitions"].values()))["properties"]
-        assert len(fields) > 5
+        assert len(fields) > 4
         assert [field for field, said in fields.items() if not said.get("description")] == []
 
 
@@ -46,6 +52,14 @@ def test_the_newest_checkpoint_is_exported_once(served):
     assert len(list((served.place / "runs").glob("export-*"))) == 1
 
 
+def test_a_plan_of_what_may_go_is_shown_and_deletes_nothing(served):
+    plan = served.run("retention%20plan/weekly-plan")
+    assert (plan["name"], plan["state_type"]) == ("plan of run", "COMPLETED")
+    shown = served.artifacts(plan)
+    assert "nothing was deleted" in shown["report"]
+    assert (served.place / "run/step-3").is_dir()
+
+
 def test_a_red_gate_fails_its_run_and_says_why(served):
     folder = served.place / "broken"
     folder.mkdir()
@@ -57,7 +71,13 @@ def test_a_red_gate_fails_its_run_and_says_why(served):
     assert "not accepted" in served.artifacts(run)["report"]
 
 
-EXPORT, GATE, DRILL, NEWEST = "export/on-demand", "release%20gate/on-demand", "restore%20drill/on-demand", "export%20newest/evaluation"
+EXPORT, GATE, DRILL, NEWEST, PLAN = (
+    "export/on-demand",
+    "release%20gate/on-demand",
+    "restore%20drill/on-demand",
+    "export%20newest/evaluation",
+    "retention%20plan/on-demand",
+)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +92,7 @@ EXPORT, GATE, DRILL, NEWEST = "export/on-demand", "release%20gate/on-demand", "r
         (DRILL, {"root": "a", "steps": 1}, "1 is less than the minimum of 3"),
         (NEWEST, {"root": "a", "into": "b", "dtype": "int7"}, "int7"),
         (NEWEST, {"root": "a"}, "into"),
+        (PLAN, {"root": "a", "apply": True}, "apply"),
     ],
 )
 def test_a_form_filled_in_wrongly_is_refused_at_once(served, deployment, request_, word):
@@ -89,6 +110,7 @@ def test_a_form_filled_in_wrongly_is_refused_at_once(served, deployment, request
         (DRILL, {"root": "/nowhere"}, "/nowhere: does not exist"),
         (DRILL, {"root": str(CASE), "level": "D1", "resume": "train:step"}, "is level D3, not D1"),
         (NEWEST, {"root": "/nowhere", "into": "/nowhere"}, "/nowhere: does not exist"),
+        (PLAN, {"root": "/nowhere"}, "/nowhere: does not exist"),
     ],
 )
 def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(served, deployment, request_, word):
