@@ -157,16 +157,36 @@ def test_a_save_that_changed_since_it_was_planned_stays(tmp_path, monkeypatch):
     root = _run(tmp_path / "run")
 
     def plan_and_write(*arguments):
-        planned = flows_plan(*arguments)
+        planned = plan_root(*arguments)
         (root / "step-20" / "more").write_text("still being written")
         return planned
 
-    flows_plan = flows.retention.plan_root
+    plan_root = flows.retention.plan_root
     monkeypatch.setattr(flows.retention, "plan_root", plan_and_write)
     retained = keep(root, apply=True)
     assert retained.left == (("step-20", "it changed since it was planned"),)
     assert names_in(root) == {"step-20", "step-80", "step-90", "step-100"}
     assert not retained.report.verdict().green
+
+
+def test_a_save_that_a_run_began_to_read_since_the_plan_stays(tmp_path, monkeypatch):
+    import flows.retention
+
+    root = _run(tmp_path / "run")
+    (tmp_path / "runs" / "export-1").mkdir(parents=True)
+    begun = reading(tmp_path / "runs" / "export-1", [root / "step-20"])
+
+    def plan_and_begin(*arguments):
+        planned = plan_root(*arguments)
+        begun.__enter__()
+        return planned
+
+    plan_root = flows.retention.plan_root
+    monkeypatch.setattr(flows.retention, "plan_root", plan_and_begin)
+    retained = keep(root, apply=True)
+    begun.__exit__(None, None, None)
+    assert retained.left == (("step-20", "export-1 is reading it"),)
+    assert "still there" in retained.paths.html.read_text()
 
 
 def test_a_save_that_looks_whole_but_is_not_is_not_what_others_go_for(tmp_path):
