@@ -65,7 +65,8 @@ def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozense
     """
     drilled = [(name, datetime.fromisoformat(past.finished)) for past in read_history(runs, root) if past.green for name in past.drilled]
     last = dict(sorted(drilled, key=lambda pair: pair[1]))
-    return frozenset(save.name for save in saves if save.name in last and save.saved_at <= last[save.name].timestamp())
+    until = {name: finished.timestamp() + 1 for name, finished in last.items()}  # the history counts whole seconds
+    return frozenset(save.name for save in saves if save.name in until and save.saved_at < until[save.name])
 
 
 def _reported(folder: Path, root: Path, names: list[str]) -> Iterator[str]:
