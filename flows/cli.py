@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from flows.advice_command import advise
 from flows.drill_commands import add_commands as add_drill_commands
 from flows.gate_command import gate
 from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
@@ -57,6 +58,7 @@ app = typer.Typer(
 app.add_typer(policy_app)
 app.command()(reshard)
 app.command()(gate)
+app.command()(advise)
 app.command()(serve)
 add_drill_commands(app)
 add_retention_commands(app)

@@ -1,8 +1,9 @@
 """Retention of a run's saves: plan, tell, and with `--apply` delete. No Prefect: a dry run of ten thousand saves takes seconds."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -11,7 +12,7 @@ from flows.run_folder import make_run_folder, now, versions
 from flows.run_timeline import mark_run
 from reports.codes import finding
 from reports.errors import RequestError, name_some
-from reports.model import Change, CheckResult, Finding, Mark, Report
+from reports.model import CheckResult, Fate, Finding, Mark, Report
 from reports.spell import spell_bytes
 from reports.write import ReportPaths, replace_text, write_report
 from tasks.claims import OWN_KIND
@@ -20,7 +21,7 @@ from tasks.ledger import gather_events
 from tasks.retain import Planned, apply_plan, plan_root
 from validators.retention.evaluations import read_evaluations
 from validators.retention.evidence import Decision
-from validators.retention.plan import budget_left
+from validators.retention.plan import spell_excess
 from validators.retention.policy import RetentionPolicy, read_retention_policy
 from validators.retention.training_log import read_training_log
 
@@ -79,13 +80,13 @@ def retain(request: RetainRequest) -> Retained:
     log = read_training_log(request.log, policy.tokens_per_step) if request.log is not None else ()
     if policy.every_tokens and not (policy.tokens_per_step or any(line.consumed for line in log)):
         raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
-    started = now()
+    started, begun = now(), perf_counter()
     evaluations = read_evaluations(request.evals)
     planned = plan_root(root, policy, log, request.runs, evaluations)
     run_id, folder = make_run_folder(OWN_KIND, request.runs)
     replace_text(folder / "plan.json", json.dumps(asdict(planned.plan), indent=1) + "\n")
-    left = apply_plan(root, planned, lambda _: None) if request.apply else ()
-    result = _judge(planned, policy, left)
+    left = apply_plan(root, planned, request.runs) if request.apply else ()
+    result = replace(_judge(planned, policy, left), seconds=perf_counter() - begun)
     report = Report(
         run_id=run_id,
         kind=OWN_KIND,
@@ -98,7 +99,7 @@ def retain(request: RetainRequest) -> Retained:
         environment=versions(),
         started=started,
         finished=now(),
-        changes=tuple(_change(decision, dict(left), BECOMES if not request.apply else DONE) for decision in _going_first(planned)),
+        fates=tuple(_tell(decision, dict(left), DONE if request.apply else BECOMES) for decision in _going_first(planned)),
         timeline=(*_mark_saves(planned), *mark_run(log, policy, gather_events(request.runs, root), evaluations)),
         notes=tuple(f"{name}: left half-deleted by an interrupted run, goes first" for name in planned.plan.unfinished),
     )
@@ -116,9 +117,10 @@ def _going_first(planned: Planned) -> list[Decision]:
     return sorted(planned.plan.decisions, key=lambda decision: (decision.action == "keep", decision.step))
 
 
-def _change(decision: Decision, left: dict[str, str], words: dict[str, str]) -> Change:
-    after = f"kept: {left[decision.name]}" if decision.name in left else words[decision.action]
-    return Change(decision.name, spell_bytes(decision.nbytes), after, "; ".join(decision.because))
+def _tell(decision: Decision, left: dict[str, str], words: dict[str, str]) -> Fate:
+    if decision.name in left:
+        return Fate(decision.name, decision.nbytes, "still there", left[decision.name])
+    return Fate(decision.name, decision.nbytes, words[decision.action], "; ".join(decision.because))
 
 
 def _judge(planned: Planned, policy: RetentionPolicy, left: tuple[tuple[str, str], ...]) -> CheckResult:
@@ -130,7 +132,7 @@ def _judge(planned: Planned, policy: RetentionPolicy, left: tuple[tuple[str, str
     findings += _folded(
         "retention.not-thinned", [d.name for d in plan.decisions if any("weights_only" in why for why in d.because) and d.action == "keep"]
     )
-    over = budget_left(plan, policy)
+    over = spell_excess(plan, policy)
     if over:
         findings.append(finding("retention.over-budget", plan.root, expected=f"at most {spell_bytes(policy.budget_nbytes)}", found=over))
     measured = {

@@ -105,6 +105,7 @@ def render_html(report: Report, required: frozenset[str] = frozenset()) -> str:
         history=report.history[-MAX_ROWS:],
         trends=draw_trends(report.history[-MAX_ROWS:]),
         timeline=draw_timeline(report.timeline),
+        fates=cap(report.fates, MAX_ROWS),
         environment=cap(sorted(report.environment.items()), MAX_ROWS),
     )
 

@@ -179,6 +179,16 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one save of a run, and why; `nbytes` are all it takes now."""
+
+    save: str
+    nbytes: int
+    becomes: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """`green` or not, and the one line that says it."""
 
@@ -214,6 +224,7 @@ class Report:
     notes: tuple[str, ...] = ()
     history: tuple[PastRun, ...] = ()
     timeline: tuple[Mark, ...] = ()
+    fates: tuple[Fate, ...] = ()
     schema: str = SCHEMA
 
     @property

@@ -34,6 +34,21 @@ def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave]) -> tuple[Clai
     return tuple(found)
 
 
+def find_readers(runs: Path, root: Path, name: str) -> tuple[str, ...]:
+    """Return the runs that are reading a save at this moment.
+
+    Args:
+        runs: where run folders are.
+        root: the training run's root, resolved.
+        name: the save.
+
+    Returns:
+        Run ids.
+    """
+    folders = sorted(path.parent for path in runs.glob(f"*/{READING_NAME}"))
+    return tuple(folder.name for folder in folders if any(_being_read(folder, root, [name])))
+
+
 def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozenset[str]:
     """Return the saves that a green drill read whole, and that were not written to since.
 
@@ -50,7 +65,8 @@ def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozense
     """
     drilled = [(name, datetime.fromisoformat(past.finished)) for past in read_history(runs, root) if past.green for name in past.drilled]
     last = dict(sorted(drilled, key=lambda pair: pair[1]))
-    return frozenset(save.name for save in saves if save.name in last and save.saved_at <= last[save.name].timestamp())
+    until = {name: finished.timestamp() + 1 for name, finished in last.items()}  # the history counts whole seconds
+    return frozenset(save.name for save in saves if save.name in until and save.saved_at < until[save.name])
 
 
 def _reported(folder: Path, root: Path, names: list[str]) -> Iterator[str]:

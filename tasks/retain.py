@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from reports.errors import FormatError
 from reports.write import replace_text
-from tasks.claims import find_claims, find_verified
+from tasks.claims import find_claims, find_readers, find_verified
 from tasks.saves import look_at, pointed_at
 from tasks.sight import THINNED_NAME, list_going, see_save, see_saves
 from validators.retention.evaluations import Evaluation
@@ -66,41 +66,42 @@ def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs:
     return Planned(plan, saves, pins)
 
 
-def apply_plan(root: Path, planned: Planned, done: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
+def apply_plan(root: Path, planned: Planned, runs: Path) -> tuple[tuple[str, str], ...]:
     """Delete what a plan says, the oldest first; what an interrupted run left goes before.
 
     Args:
         root: the run's root, resolved.
         planned: made just before.
-        done: told of each name that is gone or thinned.
+        runs: where run folders are: what a run began to read since the plan was made stays.
 
     Returns:
-        What was not done, and why: a save that changed since it was planned, or that could not be deleted.
+        What was not done, and why: a save that changed or is read since it was planned, or that could not be deleted.
     """
     left = []
     for name in planned.plan.unfinished:
-        left += _try(name, partial(shutil.rmtree, root / name), done)
+        left += _try(name, partial(shutil.rmtree, root / name))
     seen = {save.name: save for save in planned.saves}
     for decision in planned.plan.decisions:
         act = _ACTS.get(decision.action)
         if act is not None:
             save = seen[decision.name]
-            left += _try(decision.name, partial(_act_on_same, act, root, save), done)
+            left += _try(decision.name, partial(_act_on_same, act, root, save, runs))
     return tuple(left)
 
 
-def _act_on_same(act: "_Act", root: Path, save: SeenSave) -> None:
+def _act_on_same(act: "_Act", root: Path, save: SeenSave, runs: Path) -> None:
+    for reader in find_readers(runs, root, save.name):
+        raise ChangedError(f"{reader} is reading it")
     if see_save(root / save.name, save.step, root) != replace(save, tokens=0):
         raise ChangedError("it changed since it was planned")
     act(root, save)
 
 
-def _try(name: str, work: Callable[[], None], done: Callable[[str], None]) -> list[tuple[str, str]]:
+def _try(name: str, work: Callable[[], None]) -> list[tuple[str, str]]:
     try:
         work()
     except (OSError, ChangedError) as error:
         return [(name, str(error))]
-    done(name)
     return []
 
 

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from flows.drill_requests import DrillRequest
+from flows.export import run_export
 from flows.reading import reading
+from flows.requests import ExportRequest
+from flows.restore_drill import run_drill
 from flows.retention import Retained, RetainRequest, retain
+from flows.run import PlainRunner, Silent
 from reports.errors import FormatError, RequestError
 from tests.builders.cases import find_case
 from tests.builders.many_saves import make_saves, names_in, report_on, verify
@@ -110,6 +115,20 @@ def test_a_save_that_a_report_names_stays(tmp_path):
     assert kept(keep(root)) == {"step-20", "step-30", "step-80", "step-90", "step-100"}
 
 
+def test_real_drills_verify_and_real_exports_name_what_they_read(tmp_path):
+    root, runs = make_saves(tmp_path / "run", range(10, 101, 10)), tmp_path / "runs"
+    run_drill(DrillRequest(root=root, runs=runs), PlainRunner())
+    request = ExportRequest(source=root, step=20, to=tmp_path / "out", family="none", skip=["logits=none"], runs=runs)
+    run_export(request, PlainRunner(), Silent())
+    run_export(request.model_copy(update={"source": root / "step-30", "step": None, "to": tmp_path / "out30"}), PlainRunner(), Silent())
+    retained = keep(root, "keep_last: 1", apply=True)
+    assert names_in(root) == {"step-20", "step-30", "step-90", "step-100"}
+    reasons = {decision.step: decision.because for decision in retained.planned.plan.decisions}
+    assert reasons[20][0].startswith("named by the report of export-")
+    assert reasons[90] == ("among the last two verified",)
+    assert not list(runs.glob("*/reading.json"))
+
+
 def test_a_save_that_a_running_export_reads_stays_until_it_ends(tmp_path):
     root = _run(tmp_path / "run")
     (tmp_path / "runs" / "export-1").mkdir(parents=True)
@@ -157,16 +176,36 @@ def test_a_save_that_changed_since_it_was_planned_stays(tmp_path, monkeypatch):
     root = _run(tmp_path / "run")
 
     def plan_and_write(*arguments):
-        planned = flows_plan(*arguments)
+        planned = plan_root(*arguments)
         (root / "step-20" / "more").write_text("still being written")
         return planned
 
-    flows_plan = flows.retention.plan_root
+    plan_root = flows.retention.plan_root
     monkeypatch.setattr(flows.retention, "plan_root", plan_and_write)
     retained = keep(root, apply=True)
     assert retained.left == (("step-20", "it changed since it was planned"),)
     assert names_in(root) == {"step-20", "step-80", "step-90", "step-100"}
     assert not retained.report.verdict().green
+
+
+def test_a_save_that_a_run_began_to_read_since_the_plan_stays(tmp_path, monkeypatch):
+    import flows.retention
+
+    root = _run(tmp_path / "run")
+    (tmp_path / "runs" / "export-1").mkdir(parents=True)
+    begun = reading(tmp_path / "runs" / "export-1", [root / "step-20"])
+
+    def plan_and_begin(*arguments):
+        planned = plan_root(*arguments)
+        begun.__enter__()
+        return planned
+
+    plan_root = flows.retention.plan_root
+    monkeypatch.setattr(flows.retention, "plan_root", plan_and_begin)
+    retained = keep(root, apply=True)
+    begun.__exit__(None, None, None)
+    assert retained.left == (("step-20", "export-1 is reading it"),)
+    assert "still there" in retained.paths.html.read_text()
 
 
 def test_a_save_that_looks_whole_but_is_not_is_not_what_others_go_for(tmp_path):

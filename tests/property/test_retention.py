@@ -127,7 +127,7 @@ def _apply_with_crashes(root: Path, policy: RetentionPolicy, runs: Path, seed: i
         retain_steps.shutil.rmtree = rmtree
         try:
             planned = plan_root(root, policy, (), runs)
-            assert apply_plan(root, planned, lambda _: None) == ()
+            assert apply_plan(root, planned, runs) == ()
         except Crash:
             continue
         finally:

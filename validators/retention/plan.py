@@ -54,7 +54,7 @@ def plan_retention(evidence: RetentionEvidence, policy: RetentionPolicy, is_whol
     verified = [save for save in complete if save.name in evidence.verified and whole(save)]
     blocked = ""
     if len(verified) < MIN_VERIFIED:
-        blocked = f"{len(verified)} of its saves verified, and {MIN_VERIFIED} must stay: drill it first"
+        blocked = f"{len(verified)} of its saves are verified, and {MIN_VERIFIED} that are must stay"
     thinned = {save.name for save in _stretches(complete, lambda save: save.step, policy.weights_only_every_steps, whole)}
     decisions = tuple(_decide(save, reasons[save.name], save.name in thinned, blocked) for save in evidence.saves)
     return RetentionPlan(evidence.root, decisions, evidence.unfinished, blocked)
@@ -106,6 +106,8 @@ def _ruled(complete: list[SeenSave], policy: RetentionPolicy, pins: Sequence[Pin
     for name, rule in RULES.items():
         if getattr(policy, name):
             yield from ((save, f"{name}: {getattr(policy, name):g}") for save in rule(complete, policy, whole))
+    if policy.every_tokens:  # it may be the only one of its stretch
+        yield from ((save, "every_tokens, and nobody tells its tokens") for save in complete if not save.tokens)
     milestones = [Pin(step, step, f"milestone {step}") for step in policy.milestones]
     pinned = [Pin(row.step, row.step, f"pinned at step {row.step}: {row.because}") for row in policy.pins]
     for pin in (*milestones, *pinned, *pins):
@@ -162,15 +164,15 @@ def _around(complete: list[SeenSave], pin: Pin, whole: WholeSaves) -> Iterator[S
     yield from {save.name: save for save in (before, after) if save is not None}.values()
 
 
-def budget_left(plan: RetentionPlan, policy: RetentionPolicy) -> str:
-    """Return by how much what is kept exceeds the budget.
+def spell_excess(plan: RetentionPlan, policy: RetentionPolicy) -> str:
+    """Return what is kept, where it exceeds the budget.
 
     Args:
         plan: of the run.
         policy: with its budget.
 
     Returns:
-        Sizes as text; "" when it fits, or there is no budget.
+        Its size as text; "" when it fits, or there is no budget.
     """
     kept = sum(decision.nbytes - decision.freed_nbytes for decision in plan.decisions)
     return spell_bytes(kept) if policy.budget_nbytes and kept > policy.budget_nbytes else ""
