@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def _mapped(name: str, shapes: Sequence[Ints], told: Mapping[str, object]) -> li
     # Empty where no map is of this parameter.
     maps = told.get("affine_map")
     params = maps.get("params", {}) if isinstance(maps, dict) else {}
-    held = next((held for pattern, held in params.items() if re.match(pattern, name)), {})
+    held: dict[str, Any] = next((held for pattern, held in params.items() if re.match(pattern, name)), {})
     strips = []
     for rank, own in sorted(held.get("ranks", {}).items()):
         for piece in own["pieces"]:
