@@ -60,6 +60,28 @@ def write_experts(root: Path, dense: Zero, experts: list[Tensors], *, ep_degree:
     return folder
 
 
+def write_tensor_parallel(root: Path, ranks: list[Zero], told: dict[str, object] | None, *, stages: int = 1) -> Path:
+    """Write a save of tensor-parallel ranks, each with its parts of every parameter; `told` is what it says of how they join. With
+    `stages`, the ranks are those of the first pipeline stage, then of the next.
+    """
+    folder = root / ranks[0].tag
+    folder.mkdir(parents=True)
+    (root / "latest").write_text(folder.name)
+    tp_degree = len(ranks) // stages
+    more = {"mp_world_size": len(ranks), "checkpoint_parallel_dimensions": {"pp_degree": stages, "tp_degree": tp_degree}}
+    more |= {"universal_checkpoint_info": told} if told is not None else {}
+    more |= {"module": None, "buffer_names": []} if stages > 1 else {}
+    with deepspeed_classes():
+        for mp, zero in enumerate(ranks):
+            for rank in range(zero.world):
+                name = f"zero_pp_rank_{rank}_mp_rank_{mp:02d}_model_states.pt" if zero.stage == 3 else f"mp_rank_{mp:02d}_model_states.pt"
+                if zero.stage == 3 or rank == 0:
+                    torch.save({**model_states(zero, rank), **more}, folder / name)
+                if zero.stage:
+                    _save_optimizer(optimizer_state(zero, rank), folder, rank, mp)
+    return folder
+
+
 def _joined(dense: dict[str, object], experts: dict[str, object]) -> dict[str, object]:
     # One rank's optimizer file of both: its groups one behind the other.
     joined = dict(dense)

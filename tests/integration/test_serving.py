@@ -104,8 +104,8 @@ def test_a_form_filled_in_wrongly_is_refused_at_once(served, deployment, request
 @pytest.mark.parametrize(
     ("deployment", "request_", "word"),
     [
-        (EXPORT, {"source": "/nowhere", "to": "/nowhere/out"}, "/nowhere: does not exist"),
-        (EXPORT, {"source": str(CASE / "ckpt"), "to": "/tmp/out", "skip": ["logits"]}, "CHECK=REASON"),
+        (EXPORT, {"source": "/nowhere", "to": "/tmp/out"}, "/nowhere: does not exist"),
+        (EXPORT, {"source": str(CASE / "ckpt"), "to": "/tmp/out", "skip": ["logits"]}, "NAME=REASON"),
         (GATE, {"release": "/nowhere"}, "/nowhere: does not exist"),
         (DRILL, {"root": "/nowhere"}, "/nowhere: does not exist"),
         (DRILL, {"root": str(CASE), "level": "D1", "resume": "train:step"}, "is level D3, not D1"),
