@@ -32,6 +32,7 @@ from flows.options import (
     StepOption,
     TagOption,
     TiedOption,
+    WeightsOption,
 )
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
@@ -112,6 +113,7 @@ def export(
     assets: AssetsOption = None,
     golden: GoldenOption = None,
     dtype: DtypeOption = "source",
+    weights: WeightsOption = "stored",
     family: FamilyOption = "auto",
     step: StepOption = None,
     tag: TagOption = "",
@@ -146,6 +148,7 @@ def export(
         "assets": assets,
         "golden": golden,
         "dtype": dtype,
+        "weights": weights,
         "family": family,
         "step": step,
         "tag": tag,
@@ -189,6 +192,7 @@ def plan(
     source: SourceArg,
     assets: AssetsOption = None,
     dtype: DtypeOption = "source",
+    weights: WeightsOption = "stored",
     family: FamilyOption = "auto",
     step: StepOption = None,
     tag: TagOption = "",
@@ -211,6 +215,7 @@ def plan(
             "to": Path("release"),
             "assets": assets,
             "dtype": dtype,
+            "weights": weights,
             "family": family,
             "step": step,
             "tag": tag,

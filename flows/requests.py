@@ -133,6 +133,9 @@ class ExportRequest(BaseModel):
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
+    weights: Literal["stored", "master"] = Field(
+        "stored", description="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always)."
+    )
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
     tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")

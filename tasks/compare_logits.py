@@ -93,6 +93,7 @@ def compare_logits(
         tokenizer,
         memory,
         release.parent / f"{release.name}-scratch",
+        loaded.ref.weights == "master",
     )
     try:
         found = compare(subject)

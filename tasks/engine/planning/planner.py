@@ -64,7 +64,7 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
     policy = DtypePolicy(request.dtype, (*(request.family.keep_fp32 if request.family else ()), *request.keep))
     files = pack(plan_encodings(renamed.drafts, policy), request.max_file_bytes)
     plan = ExportPlan(
-        source=PlanSource(catalog.format, catalog.root, catalog.step, catalog.digest),
+        source=PlanSource(catalog.format, catalog.root, catalog.step, catalog.digest, catalog.weights),
         family=model.family,
         naming=model.naming.name,
         dims={**request.dims.sizes, **request.dims.flags} if request.dims else {},
