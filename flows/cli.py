@@ -34,6 +34,7 @@ from flows.options import (
     StepOption,
     TagOption,
     TiedOption,
+    WeightsOption,
 )
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
@@ -119,6 +120,7 @@ def export(
     golden: GoldenOption = None,
     dtype: DtypeOption = "source",
     quantize: QuantizeOption = "",
+    weights: WeightsOption = "stored",
     family: FamilyOption = "auto",
     step: StepOption = None,
     tag: TagOption = "",
@@ -157,6 +159,7 @@ def export(
         "golden": golden,
         "dtype": dtype,
         "quantize": quantize,
+        "weights": weights,
         "family": family,
         "step": step,
         "tag": tag,
@@ -209,6 +212,7 @@ def plan(
     assets: AssetsOption = None,
     dtype: DtypeOption = "source",
     quantize: QuantizeOption = "",
+    weights: WeightsOption = "stored",
     family: FamilyOption = "auto",
     step: StepOption = None,
     tag: TagOption = "",
@@ -232,6 +236,7 @@ def plan(
             "assets": assets,
             "dtype": dtype,
             "quantize": quantize,
+            "weights": weights,
             "family": family,
             "step": step,
             "tag": tag,

@@ -81,7 +81,9 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         ReleaseError: whatever the request, the assets or the source's metadata already show.
     """
     _check_inputs(request)
-    ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag)
+    ref = SourceRef(
+        request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag, weights=request.weights
+    )
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(request.source.absolute(), loaded)
     wanted = ModelRequest(

@@ -138,6 +138,9 @@ class ExportRequest(BaseModel):
         description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
         " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
     )
+    weights: Literal["stored", "master"] = Field(
+        "stored", description="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always)."
+    )
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
     tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")

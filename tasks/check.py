@@ -64,7 +64,7 @@ def measure_release(
     found = measure(folder, plan_path=planned.whole if planned else None, source_roots=roots, workers=workers, without=unchanged)
     tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
     more: tuple[Witness, ...] = ()
-    if planned is not None and found.witness.heard:
+    if planned is not None:
         copies, said = measure_copies(folder, plan_path=planned.whole, source_roots=roots, workers=workers)
         values = pd.concat([values, copies], ignore_index=True) if len(copies) else values
         more = (said,) if said is not None else ()
@@ -163,7 +163,7 @@ def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
 
 
 def _evidence(folder: Path, measured: Measured | None, compared: Compared, absent: Mapping[str, str]) -> Evidence:
-    found = measured.values if measured is not None and measured.witness.heard else None
+    found = measured.values if measured is not None and any(witness.heard for witness in measured.witnesses) else None
     heard = [path for path in (found, compared.values) if path is not None]
     return Evidence(
         open_release(folder),
