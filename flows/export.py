@@ -30,6 +30,7 @@ from tasks.load_shards import load_shards
 from tasks.publish import publish
 from tasks.reshard import reshard
 from tasks.sources import close_source
+from tasks.threads import one_torch_thread
 from tasks.write import finish_release, write_file
 from validators.check import has_tokenizer
 from validators.checks import CHECKS_OF_EXPORT
@@ -158,7 +159,8 @@ def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
     run.progress.start(planned.nbytes)
     with_helper = len(planned.files) < workers
     calls = [(loaded.ref, planned, stage, name, run.progress.advance, with_helper) for name, _ in planned.files]
-    run.runner.map(write_file, calls, workers)
+    with one_torch_thread():
+        run.runner.map(write_file, calls, workers)
     run.progress.stop()
     lineage = Lineage(run.run_id, run.started, run.environment, [(o.what, o.because) for o in planned.omissions])
     run.runner.call(finish_release, loaded.ref, planned, stage, prepared.assets, lineage)

@@ -81,10 +81,12 @@ def execute_file(
     flushed: dict[str, int] = {}
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        with OrderedWriter(fd, with_digest=verify is Verify.FULL, with_helper=with_helper) as writer:
+        with (
+            OrderedWriter(fd, with_digest=verify is Verify.FULL, with_helper=with_helper) as writer,
+            PartWriter(source, BAND_NBYTES) as parts,
+        ):
             writer.put(memoryview(format_header([tensor.spec for tensor in file.tensors])))
             writer_progress(file.header_nbytes)
-            parts = PartWriter(source, BAND_NBYTES)
             for tensor in file.tensors:
                 if tensor.part is not None:
                     lost = parts.write(tensor, partial(_put, writer, writer_progress), pieces)
