@@ -83,7 +83,7 @@ def _fill(full: tuple[int, ...], pool: torch.Tensor, generator: torch.Generator)
 def make(folder: Path, nbytes: int, *, with_peer: bool = True, distinct: bool = False) -> int:
     """Write the checkpoint, and for torch's consolidation its other form; returns its tensor bytes.
 
-    Every layer has values of its own when `distinct`, or needed by the other form: an export's checks take layers that are alike for a fault.
+    Layers have values of their own when `distinct`, or needed by the other form: an export's checks take alike ones for a fault.
     """
     layers = count_layers(nbytes)
     folder.mkdir(parents=True, exist_ok=True)
