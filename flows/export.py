@@ -20,7 +20,7 @@ from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
 from reports.write import write_report
 from tasks.artifacts import ProgressArtifact
-from tasks.check import check_plan, check_release, measure_release, read_statistics
+from tasks.check import check_plan, check_release, measure_release, read_encoded, read_statistics
 from tasks.compare_logits import check_golden, compare_logits, merge_uncast
 from tasks.engine.formats.readers import check_folder
 from tasks.engine.writing.sidecars import Lineage
@@ -206,6 +206,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         finished=now(),
         logits=gathered.compared.comparisons,
         tensors=read_statistics(measured.tensors) if measured else (),
+        encoded=read_encoded(planned, measured.parts) if measured else (),
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
