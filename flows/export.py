@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
@@ -35,6 +36,8 @@ from tasks.write import finish_release, write_file
 from validators.check import has_tokenizer
 from validators.checks import CHECKS_OF_EXPORT
 from validators.policy import REQUIRED_CHECKS
+from validators.policy_file import read_policy
+from validators.review import apply_policy
 
 _UNFINISHED = "The checks are done; publishing had not finished when this was written."
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -212,6 +215,8 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
         notes=(*loaded.notes, *planned.notes, *notes),
     )
+    if request.policy is not None and measured is not None:  # a plan that is refused never was a release
+        report = apply_policy(report, read_policy(request.policy), datetime.now(UTC).date())
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
 
@@ -235,6 +240,8 @@ def check_request(request: ExportRequest) -> None:
         check_folder(root)
     refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
     read_rules(request.quantize)
+    if request.policy is not None:
+        read_policy(request.policy)
     _check_inputs(request)
 
 
