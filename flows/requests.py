@@ -147,6 +147,7 @@ class ExportRequest(BaseModel):
     also: list[Path] = Field(default_factory=list, description="More roots of the same save, for node-local disks.")
     drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: source tensors to leave out on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
+    policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers.")
     keep_tied_head: bool = Field(False, description="Write the head of a tied model as well.")
     max_file: Size = Field(5_000_000_000, description="Tensor bytes per output file, such as 5GB.")
     workers: int = Field(2, ge=1, le=64, description="Output files written at a time.")
@@ -158,7 +159,7 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(refuse_unprintable)
+    _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also")(refuse_unprintable)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property
