@@ -8,7 +8,8 @@ Source: deepspeed 0.19.8, checkpoint/ds_to_universal.py (`merge_tp_slices`).
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def _told(held: Mapping[str, object], roots: tuple[Path, ...]) -> Mapping[str, o
 def _join(name: str, parts: Sequence[Boxes], told: Mapping[str, object]) -> Boxes:
     shapes = [_extent(boxes) for boxes in parts]
     strips = list(_mapped(name, shapes, told) or _strips(name, shapes, told))
-    if any(re.match(pattern, name) for pattern in _list(told, "vocabulary_parameter_patterns")) and len(strips) > 1:
+    if _matching(_list(told, "vocabulary_parameter_patterns"), name) and len(strips) > 1:
         most = told.get("original_vocab_size")
         assert isinstance(most, int)
         strips = [(rank, first, min(rows, max(0, most - at[0])), at) for rank, first, rows, at in strips]
@@ -95,7 +96,7 @@ def _mapped(name: str, shapes: Sequence[Ints], told: Mapping[str, object]) -> li
     # Empty where no map is of this parameter.
     maps = told.get("affine_map")
     params = maps.get("params", {}) if isinstance(maps, dict) else {}
-    held: dict[str, Any] = next((held for pattern, held in params.items() if re.match(pattern, name)), {})
+    held: dict[str, Any] = params.get(_matching(params, name), {})
     strips = []
     for rank, own in sorted(held.get("ranks", {}).items()):
         for piece in own["pieces"]:
@@ -111,7 +112,7 @@ def _mapped(name: str, shapes: Sequence[Ints], told: Mapping[str, object]) -> li
 
 def _strips(name: str, shapes: Sequence[Ints], told: Mapping[str, object]) -> Iterator[_Strip]:
     def matches(key: str) -> bool:
-        return any(re.match(pattern, name) for pattern in _list(told, key))
+        return bool(_matching(_list(told, key), name))
 
     zeros = (0,) * len(shapes[0])
     if matches("tp_replicated_parameter_patterns") or matches("parameter_to_average_patterns"):
@@ -135,9 +136,8 @@ def _strips(name: str, shapes: Sequence[Ints], told: Mapping[str, object]) -> It
 def _fused(name: str, shapes: Sequence[Ints], told: Mapping[str, object]) -> list[list[int]] | None:
     # Rows of each parameter in a fused one, by rank.
     for entry in _list(told, "parameter_with_sub_params"):
-        for pattern in entry["patterns"]:
-            if not re.match(pattern, name):
-                continue
+        pattern = _matching(entry["patterns"], name)
+        if pattern:
             widths = told.get("sub_param_shard_widths")
             if isinstance(widths, dict) and pattern in widths:
                 return [list(own) for own in widths[pattern]]
@@ -167,6 +167,20 @@ def _extent(boxes: Boxes) -> Ints:
 
 def _rows(shape: Ints) -> int:
     return shape[0] if shape else 1
+
+
+def _matching(patterns: Iterable[str], name: str) -> str:
+    # The pattern that a name matches, or "".
+    named, others = _sorted_out(tuple(patterns))
+    own = f"^{re.escape(name)}$"
+    return own if own in named else next((pattern for pattern in others if re.match(pattern, name)), "")
+
+
+@lru_cache(maxsize=64)
+def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], list[str]]:
+    # Those that are one name between ^ and $, of which AutoTP writes one per parameter; and regular expressions.
+    named = {p for p in patterns if p[:1] == "^" and p[-1:] == "$" and re.escape(re.sub(r"\\(.)", r"\1", p[1:-1])) == p[1:-1]}
+    return frozenset(named), [p for p in patterns if p not in named]
 
 
 def _list(told: Mapping[str, object], key: str) -> list:  # type: ignore[type-arg]  # what a pickle holds

@@ -221,3 +221,20 @@ def test_pipelines_of_tensor_parallel_ranks_join_stage_by_stage(tp, world):
         for name, value in {**first, **last}.items():
             assert same_bytes(assemble(reader, name, tuple(value.shape)), value), name
             assert same_bytes(gather(stored, name, value), value), name
+
+
+def test_of_several_patterns_the_first_key_counts_whether_it_is_a_name_or_not(tmp_path):
+    whole = {"a.norm.weight": torch.randn(4, 4), "b.weight": torch.randn(4, 4)}
+    parts = [
+        {"a.norm.weight": whole["a.norm.weight"], "b.weight": half}
+        for half in (part.contiguous() for part in whole["b.weight"].chunk(2, 1))
+    ]
+    told = {
+        "tp_replicated_parameter_patterns": [".*norm"],
+        "parameter_with_row_parallelism_patterns": [r"^a\.norm\.weight$", r"^b\.weight$"],
+    }
+    folder = write_tensor_parallel(tmp_path, [Zero(own, dtype=torch.float32) for own in parts], told)
+    reader, stored = open_checkpoint(tmp_path), decode_source("zero", (folder,))
+    for name, value in whole.items():
+        assert same_bytes(assemble(reader, name, (4, 4)), value), name
+        assert same_bytes(gather(stored, name, value), value), name

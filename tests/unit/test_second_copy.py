@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tasks.measure_copies import measure_copies
 from tests.builders.plans import whole, write_plan
@@ -55,6 +55,15 @@ def test_a_change_below_the_copys_precision_is_not_seen(tmp_path):
     released = {"a.weight": save.masters["a.weight"] + 2**-20}
     table, _ = _measure(tmp_path, write_zero(tmp_path, save), released)
     assert table["differing"].sum() == 0
+
+
+def test_parts_of_tensor_parallel_ranks_are_copies_too(tmp_path):
+    folder = Path(__file__).parents[1] / "golden/deepspeed/zero1_autotp2"
+    released = {name: value for name, value in load_file(folder / "expected.safetensors").items() if "/" not in name}
+    released["1.up_proj.weight"] = released["1.up_proj.weight"].roll(1, 0)
+    table, _ = _measure(tmp_path, folder / "ckpt/global_step2", released)
+    assert set(table["name"]) == set(released)
+    assert list(table.loc[table["differing"] > 0, "name"]) == ["1.up_proj.weight"]
 
 
 def test_exchanged_experts_are_found(tmp_path):

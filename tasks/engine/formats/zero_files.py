@@ -87,6 +87,7 @@ def open_save(save: Save) -> ZeroFiles:
     world = _world(opened, save)
     models = opened.models(named, first, world)
     optims = opened.optims(save.of_kind(OPTIM), first.mp_world, world)
+    _refuse_two_steps([states for ranks in models for states in ranks])
     _refuse_lone_models(models, optims, save)
     layers, experts = (opened.weights(save.of_kind(kind)) for kind in (LAYER, EXPERT))
     joins = first.joins if first.joins is not None else _given_joins(opened, save)
@@ -170,8 +171,15 @@ class _Opened:
 
     def _refuse_strangers(self, named: Sequence[NamedFile], names: set[str], world: str) -> None:
         strange = [file.name for file in named if file.name not in names]
+        lost = sorted(names - {file.name for file in named})
+        if strange and lost:
+            raise FormatError(
+                f"is a save of {world}: {name_some(strange)} of another, and {name_some(lost)} missing",
+                where=self._save.where,
+                remedy="If a file was renamed, give it its name back; else restore what is missing and move away the other save's files.",
+            )
         if strange:
-            raise FormatError(f"is a save of {world}, so {name_some(strange)} are of another", where=self._save.where, remedy=STALE)
+            raise FormatError(f"is a save of {world}: {name_some(strange)} of another", where=self._save.where, remedy=STALE)
 
 
 def _world(opened: _Opened, save: Save) -> int:
@@ -193,6 +201,17 @@ def _refuse_lone_models(models: tuple[tuple[ModelStates, ...], ...], optims: tup
         )
     if save.of_kind(EXPERT_OPTIM) and optims:
         raise FormatError("holds optimizer files with and without ZeRO: two saves in one folder", where=save.where, remedy=STALE)
+
+
+def _refuse_two_steps(models: Sequence[ModelStates]) -> None:
+    first = models[0]
+    other = next((states for states in models if states.step != first.step), None)
+    if other is not None:
+        raise FormatError(
+            f"is of step {other.step}, {first.file.found.name} of step {first.step}: parts of two saves",
+            where=other.file.where,
+            remedy=REMEDY,
+        )
 
 
 def _refuse_mixture(ranks: Sequence[OptimStates]) -> None:

@@ -12,10 +12,11 @@ Source: deepspeed 0.19.8, checkpoint/ds_to_universal.py (`merge_tp_slices`), che
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from reports.errors import FormatError
 from tasks.engine.formats.zero_homes import Home, Part, Placement
@@ -48,6 +49,7 @@ class Layout:
     is_replicated: bool = False
 
 
+T = TypeVar("T")
 Shapes = Sequence[Shape]  # of the ranks' parts
 Arrange = Callable[[Shapes], Layout]
 
@@ -99,6 +101,32 @@ KEYS: Mapping[str, Arrange] = MappingProxyType(
 )
 
 
+class _Table(Generic[T]):
+    # Values by pattern, of which the first that matches counts. AutoTP writes one pattern per parameter, which is its name.
+    def __init__(self, rows: Iterable[tuple[object, T]]) -> None:
+        self._named: dict[str, tuple[int, T]] = {}
+        self._others: list[tuple[int, re.Pattern[str], T]] = []
+        for number, (text, value) in enumerate(rows):
+            name = _name_meant(text)
+            if name is not None:
+                self._named.setdefault(name, (number, value))
+            else:
+                self._others.append((number, _pattern(text), value))
+
+    def find(self, name: str) -> T | None:
+        number, value = self._named.get(name, (None, None))
+        found = next(((n, other) for n, pattern, other in self._others if pattern.match(name)), None)
+        return found[1] if found is not None and (number is None or found[0] < number) else value
+
+
+def _name_meant(text: object) -> str | None:
+    # The one name that a pattern matches, where it is a name escaped between ^ and $.
+    if not isinstance(text, str) or not (text.startswith("^") and text.endswith("$")):
+        return None
+    name = re.sub(r"\\(.)", r"\1", text[1:-1])
+    return name if re.escape(name) == text[1:-1] else None
+
+
 class Joiner:
     """Joins the parts of one save's tensor-parallel ranks.
 
@@ -113,10 +141,10 @@ class Joiner:
     def __init__(self, told: Mapping[object, object], where: str) -> None:
         self._where = where
         try:
-            self._rules = list(_rules(told))
-            self._unsupported = [(_pattern(key), str(why)) for key, why in _mapping(told.get(UNSUPPORTED, {})).items()]
-            self._maps = [(_pattern(key), _mapping(value)) for key, value in _maps(_mapping(told.get(AFFINE, {}))).items()]
-            self._vocabulary = [_pattern(key) for key in _items(told.get(VOCABULARY, ()))]
+            self._rules = _Table(_rules(told))
+            self._unsupported = _Table(_mapping(told.get(UNSUPPORTED, {})).items())
+            self._maps = _Table((key, _mapping(value)) for key, value in _maps(_mapping(told.get(AFFINE, {}))).items())
+            self._vocabulary = _Table((key, True) for key in _items(told.get(VOCABULARY, ())))
             rows = told.get(VOCABULARY_ROWS)
             self._rows = rows if rows is None else _count(rows)
         except (TypeError, KeyError, IndexError, ValueError, re.error) as error:
@@ -144,7 +172,7 @@ class Joiner:
             if layout.is_replicated:
                 return parts[0], tuple(parts[1:])
             return Home(layout.shape, tuple(_placed(layout, parts))), ()
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, IndexError) as error:
             raise FormatError(
                 f"{name} of {len(parts)} tensor-parallel ranks: {error}",
                 where=self._where,
@@ -152,13 +180,12 @@ class Joiner:
             ) from None
 
     def _layout(self, name: str, shapes: Shapes) -> Layout:
-        why = next((why for pattern, why in self._unsupported if pattern.match(name)), None)
+        why = self._unsupported.find(name)
         if why is not None:
             raise ValueError(f"the writer could not describe its parts ({why})")
-        pieces = next((held for pattern, held in self._maps if pattern.match(name)), None)
-        arrange = next((arrange for pattern, arrange in self._rules if pattern.match(name)), _stacked)
+        pieces, arrange = self._maps.find(name), self._rules.find(name) or _stacked
         layout = _mapped(pieces, shapes) if pieces is not None else arrange(shapes)
-        if self._rows is None or layout.is_replicated or not any(pattern.match(name) for pattern in self._vocabulary):
+        if self._rows is None or layout.is_replicated or not self._vocabulary.find(name):
             return layout
         rows = min(self._rows, layout.shape[0])  # behind them lies padding
         bands = [replace(band, stop=min(band.stop, band.first + max(0, rows - band.at[0]))) for band in layout.bands]
@@ -171,14 +198,14 @@ def _maps(held: Mapping[object, object]) -> Mapping[object, object]:
     return _mapping(held.get("params", {}))
 
 
-def _rules(told: Mapping[object, object]) -> Iterator[tuple[re.Pattern[str], Arrange]]:
+def _rules(told: Mapping[object, object]) -> Iterator[tuple[object, Arrange]]:
     for key, arrange in KEYS.items():
         if key != SUB_PARAMS:
-            yield from ((_pattern(text), arrange) for text in _items(told.get(key, ())))
+            yield from ((text, arrange) for text in _items(told.get(key, ())))
             continue
         widths = _mapping(told.get(SUB_WIDTHS, {}))
         for entry in map(_mapping, _items(told.get(key, ()))):
-            yield from ((_pattern(text), _sub_params(entry, widths.get(text))) for text in _items(entry["patterns"]))
+            yield from ((text, _sub_params(entry, widths.get(text))) for text in _items(entry["patterns"]))
 
 
 def _sub_params(entry: Mapping[object, object], recorded: object) -> Arrange:

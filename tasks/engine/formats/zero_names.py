@@ -194,7 +194,7 @@ def _latest_tag(source: Source, root: str, tags: list[str], pointer: str) -> str
         if path.is_file():
             tag = read_whole(path).decode("utf-8", "backslashreplace").strip()
             if not tag or PurePosixPath(tag).name != tag or tag == "..":
-                raise FormatError(f"names {tag!r}, which is no folder's name", where=str(path), remedy=_choose(tags))
+                raise FormatError(f"names {tag[:60]!r}, which is no folder's name", where=str(path), remedy=_choose(tags))
             return tag
     raise FormatError(
         f"has no file {pointer!r} to say which save is the last; {_saves(tags)}", where=str(source.path / root), remedy=_choose(tags)

@@ -112,9 +112,22 @@ class TestRanks:
         write_zero(tmp_path, example(2, 4))
         write_zero(tmp_path, example(2, 2))
         said = _refusal(tmp_path)
-        assert "is a save of 2 ranks" in said
+        assert "is a save of 2 ranks: " in said
         assert OPTIM.format(2) in said
         assert OPTIM.format(1) not in said
+
+    def test_a_renamed_rank_is_named_beside_the_one_that_is_missing(self, tmp_path):
+        folder = write_zero(tmp_path, example(2, 3))
+        (folder / OPTIM.format(2)).rename(folder / OPTIM.format(7))
+        assert f"a save of 3 ranks: {OPTIM.format(7)} of another, and {OPTIM.format(2)} missing" in _refusal(tmp_path)
+
+    def test_model_states_of_two_steps_are_refused(self, tmp_path):
+        folder = write_zero(tmp_path / "a", example(3, 2, steps=4))
+        other = write_zero(tmp_path / "b", example(3, 2, steps=5))
+        name = "zero_pp_rank_1_mp_rank_00_model_states.pt"
+        shutil.copy(other / name, folder / name)
+        said = _refusal(tmp_path / "a")
+        assert f"{name}: is of step 5, zero_pp_rank_0_mp_rank_00_model_states.pt of step 4: parts of two saves" in said
 
     def test_two_precisions_in_one_folder_are_refused(self, tmp_path):
         write_zero(tmp_path, example(2, 2))
