@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from reports.encoded import sum_encodings
 from reports.errors import name_some
 from reports.model import LogitsComparison, Report
 
@@ -101,6 +102,9 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
     print(f"source   {report.source}")
     counts = {status: sum(r.status == status for r in report.results) for status in ("passed", "failed", "errored", "skipped")}
     print("checks   " + ", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    for size in sum_encodings(report.encoded):
+        sizes = f"{format_bytes(size.nbytes)} from {format_bytes(size.source_nbytes)}"
+        print(f"stored   {size.name}: {size.weights} weights, {sizes}, largest error {size.worst:.3g}")
     for comparison in report.logits:
         print(f"logits   {_describe(comparison)}")
     for result in report.results:
