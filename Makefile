@@ -34,6 +34,7 @@ faults: $(STAMP)  ## plant every fault; what evidence shows which, printed and k
 
 bench: $(STAMP)  ## ratios to cp; GB=16 for another size
 	$(BIN)/python -m tests.benchmarks.export --gb $(or $(GB),4)
+	$(BIN)/python -m tests.benchmarks.quantize --gb $(or $(GB),4)
 
 clean:
 	rm -rf .venv runs demo build *.egg-info

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from flows.terminal import format_bytes
+from reports.spell import format_bytes
 from tasks.drill_history import find_export, read_history
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint

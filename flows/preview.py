@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.export import prepare
 from flows.requests import ExportRequest
 from flows.run import PlainRunner, Run
-from flows.terminal import format_bytes
+from reports.spell import format_bytes
 from tasks.engine.planning.plan import ExportPlan, plan_from_json
 from validators.expectation import ITEMSIZE
 

@@ -61,7 +61,7 @@ def reshard(
 
     Example: shardwright reshard hf-folder --to ranks --format megatron --tp 4 --pp 2
     """
-    from flows.terminal import format_bytes
+    from reports.spell import format_bytes
 
     roots = tuple(path.absolute() for path in also or ())
     if layout == "megatron":

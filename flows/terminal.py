@@ -13,23 +13,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from reports.model import Report
 from reports.text import summary_lines
 
-UNITS = ("bytes", "kB", "MB", "GB", "TB")
-
-
-def format_bytes(nbytes: int) -> str:
-    """Return a size for people, in powers of 1000.
-
-    Args:
-        nbytes: bytes.
-
-    Returns:
-        `1.3 GB`.
-    """
-    value, unit = float(nbytes), 0
-    while value >= 1000 and unit < len(UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{nbytes} bytes" if unit == 0 else f"{value:.3g} {UNITS[unit]}"
-
 
 class ProgressBar:
     """A bar of bytes written, with rate and time left, on standard error; nothing when that is no terminal or `quiet`.

@@ -14,6 +14,7 @@ from reports.model import Measure
 # use, unassigned, line and paragraph separators. XML 1.0 cannot hold most of them, and UTF-8 cannot hold a surrogate.
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def spell_unseen(text: str) -> str:
@@ -62,6 +63,21 @@ def spell_measure(value: Measure) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return spell_unseen(value) if isinstance(value, str) else spell_number(value)
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return a size for people, in powers of 1000.
+
+    Args:
+        nbytes: bytes.
+
+    Returns:
+        `1.3 GB`.
+    """
+    value, unit = float(nbytes), 0
+    while value >= 1000 and unit < len(_SIZE_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{nbytes} bytes" if unit == 0 else f"{value:.3g} {_SIZE_UNITS[unit]}"
 
 
 def spell_bytes(nbytes: float) -> str:

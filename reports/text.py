@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from reports.encoded import sum_encodings
 from reports.errors import name_some
 from reports.model import CheckResult, LogitsComparison, Report
+from reports.spell import format_bytes
 
 
 def summary_lines(report: Report, required: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -21,6 +23,11 @@ def summary_lines(report: Report, required: frozenset[str] = frozenset()) -> tup
     return (
         f"source   {report.source}",
         "checks   " + ", ".join(f"{count} {status}" for status, count in counts.items() if count),
+        *(
+            f"stored   {size.name}: {size.weights} weights, {format_bytes(size.nbytes)} from {format_bytes(size.source_nbytes)},"
+            f" largest error {size.worst:.3g}"
+            for size in sum_encodings(report.encoded)
+        ),
         *(f"logits   {_describe(comparison)}" for comparison in report.logits),
         *(line for result in report.results for line in _finding_lines(result)),
         *(f"left out {name_some(names)}: {reason}" for reason, names in _asked_to_leave_out(report).items()),

@@ -7,16 +7,18 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from reports.errors import EncodingError
 from tasks.engine.families.llama import LLAMA
 from tasks.engine.planning.planner import PlanRequest, make_plan
 from tasks.engine.planning.quantize import QuantizeRule
-from tasks.engine.writing import execute
+from tasks.engine.writing import execute, quantize
 from tasks.engine.writing.source_bytes import SourceBytes
 from tests.builders.shardings import FakeReader
 from tests.unit.test_encodings import DTYPES, hard_weight, library_parts, same_bits
 from validators.expectation import Expectation
 
 pytest.importorskip("compressed_tensors")
+RULE = QuantizeRule("*", "int8")
 # Shapes whose parts fill whole units of alignment, and some that do not, so that scales come before values.
 SHAPES = {"fp8": (5, 12), "int8": (8, 12), "int8-w8a8": (3, 7), "fp8-block": (256, 128), "int4": (9, 256)}
 
@@ -81,3 +83,29 @@ def test_a_cast_before_the_quantization_is_that_of_torch(tmp_path):
     wanted = library_parts(tensors[name].to(torch.bfloat16), "int8")
     with safe_open(tmp_path / "out.safetensors", "pt") as stored:
         assert all(same_bits(stored.get_tensor(f"{name.removesuffix('weight')}{suffix}"), part) for suffix, part in wanted.items())
+
+
+def test_a_weight_that_has_diverged_is_refused_by_name_and_nothing_hangs(tmp_path):
+    name = "model.layers.0.mlp.up_proj.weight"
+    values = torch.ones(64, 48)
+    values[40, 7] = float("nan")
+    reader = FakeReader.write(tmp_path / "source", {name: values.view(torch.int32).numpy().view("u4")}, {name: "F32"}, 1)
+    plan = make_plan(reader.catalog(), PlanRequest(LLAMA, None, Expectation("llama", {name: (64, 48)}, is_tied=False), quantize=(RULE,)))
+    source = SourceBytes(reader, reader.catalog())
+    with pytest.raises(EncodingError, match=rf"{name}: holds values that are NaN"):
+        execute.execute_file(plan.files[0], source, tmp_path / "out.safetensors")
+    source.files.close()
+
+
+def test_the_bytes_do_not_depend_on_how_many_threads_write(tmp_path, monkeypatch):
+    shapes = {f"model.layers.{i}.mlp.up_proj.weight": (64, 128) for i in range(3)}
+    reader, _ = _source(tmp_path, shapes, "BF16", 5)
+    plan = make_plan(reader.catalog(), PlanRequest(LLAMA, None, Expectation("llama", shapes, is_tied=False), quantize=(RULE,)))
+    source = SourceBytes(reader, reader.catalog())
+    monkeypatch.setattr(execute, "BAND_NBYTES", 1000)
+    digests = set()
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(quantize, "_THREADS", threads)
+        digests |= {execute.execute_file(plan.files[0], source, tmp_path / "out", with_helper=helped).sha256 for helped in (True, False)}
+    source.files.close()
+    assert len(digests) == 1

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.terminal import print_outcome
-from reports.model import Omission
+from reports.model import EncodedWeight, Omission
 from tests.builders.reports import GREEN
 
 
@@ -29,3 +29,8 @@ def test_steps_passed_over_are_named(capsys):
 
 def test_the_last_line_is_the_reports_path(capsys):
     assert shown(GREEN, capsys)[-1] == "report   runs/one/report.html"
+
+
+def test_quantized_weights_are_summed_by_encoding(capsys):
+    weights = (EncodedWeight("a", "int4", 1000, 4000, 0.1), EncodedWeight("b", "int4", 1000, 4000, 0.11))
+    assert "stored   int4: 2 weights, 2 kB from 8 kB, largest error 0.11" in shown(replace(GREEN, encoded=weights), capsys)

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reports.html import MAX_FINDINGS, MAX_ROLES, MAX_TENSORS, group_findings, pick_roles, render_html, sum_encodings
+from reports.encoded import sum_encodings
+from reports.html import MAX_FINDINGS, MAX_ROLES, MAX_TENSORS, group_findings, pick_roles, render_html
 from reports.model import CheckResult, EncodedWeight, Finding
 from tests.builders.reports import GREEN, HOSTILE, LONG, RED, SCRIPT, huge, layers, statistics
 
