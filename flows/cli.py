@@ -27,6 +27,7 @@ from flows.options import (
     GoldenOption,
     JsonOption,
     MemoryOption,
+    QuantizeOption,
     RunsOption,
     SkipOption,
     SourceArg,
@@ -40,6 +41,7 @@ from flows.requests import ExportRequest
 from flows.reshard_command import reshard
 from flows.retention_commands import add_commands as add_retention_commands
 from flows.serve_command import serve
+from flows.server import has_terminal_to_ask
 from reports.errors import ReleaseError
 
 REFUSED, INTERRUPTED = 2, 130
@@ -116,6 +118,7 @@ def export(
     assets: AssetsOption = None,
     golden: GoldenOption = None,
     dtype: DtypeOption = "source",
+    quantize: QuantizeOption = "",
     family: FamilyOption = "auto",
     step: StepOption = None,
     tag: TagOption = "",
@@ -126,6 +129,9 @@ def export(
     max_file: FileOption = "5GB",
     workers: Annotated[int, typer.Option(help="Output files written at a time.")] = 2,
     witness_memory: MemoryOption = "8GB",
+    approve: Annotated[bool, typer.Option("--approve", help="Ask a person before publishing; silence rejects.")] = False,
+    approve_within: Annotated[int, typer.Option(metavar="SECONDS", help="How long to wait for that answer.")] = 86_400,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for another export to --to to end, instead of refusing.")] = False,
     keep_stage: Annotated[bool, typer.Option("--keep-stage", help="Keep the staging folder when a check fails.")] = False,
     no_fsync: Annotated[bool, typer.Option("--no-fsync", help="Publish without waiting for the disk (benchmarks, scratch space).")] = False,
     request_file: Annotated[
@@ -150,6 +156,7 @@ def export(
         "assets": assets,
         "golden": golden,
         "dtype": dtype,
+        "quantize": quantize,
         "family": family,
         "step": step,
         "tag": tag,
@@ -160,6 +167,9 @@ def export(
         "max_file": max_file,
         "workers": workers,
         "witness_memory": witness_memory,
+        "approve": approve,
+        "approve_within": approve_within,
+        "wait": wait,
         "keep_stage": keep_stage,
         "fsync": not no_fsync,
         "runs": runs or default_runs(),
@@ -180,9 +190,14 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:
+    at_terminal = request.approve and has_terminal_to_ask()
+
     def load() -> Line[ExportRequest]:
+        from flows.approval import ASKING, ask_at_terminal
         from flows.export import check_request, export
 
+        if at_terminal:
+            ASKING.set(ask_at_terminal)
         return check_request, export
 
     return run_flow(request, load, runs_model="logits" not in request.skips, as_json=as_json)
@@ -193,6 +208,7 @@ def plan(
     source: SourceArg,
     assets: AssetsOption = None,
     dtype: DtypeOption = "source",
+    quantize: QuantizeOption = "",
     family: FamilyOption = "auto",
     step: StepOption = None,
     tag: TagOption = "",
@@ -215,6 +231,7 @@ def plan(
             "to": Path("release"),
             "assets": assets,
             "dtype": dtype,
+            "quantize": quantize,
             "family": family,
             "step": step,
             "tag": tag,

@@ -12,6 +12,7 @@ from flows.export import export
 from flows.export_newest import export_newest
 from flows.gate import release_gate
 from flows.restore_drill import restore_drill
+from flows.retention_plan import plan_retention
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -35,11 +36,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A training run that schedules look after: its root, where evaluation exports go (None for none), its assets."""
+    """A training run that schedules look after: its root, where evaluation exports go (None for none), its assets, and the training step
+    that drills continue with, as `module:function` ("" for none)."""
 
     root: Path
     evaluations: Path | None = None
     assets: Path | None = None
+    resume: str = ""
 
 
 def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
@@ -57,12 +60,15 @@ def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
         Offer("on-demand", export, "Export a checkpoint into verified, published release weights.", common),
         Offer("on-demand", release_gate, "Give one verdict on a finished folder of weights.", common),
         Offer("on-demand", restore_drill, "Prove that training can come back from a run's checkpoints.", common, at_once=1),
+        Offer("on-demand", plan_retention, "Say which saves of a training run may go, and why. Deletes nothing.", common),
     ]
     if watched is None:
         return tuple(offers)
-    run = common | {"root": str(watched.root)}
+    run, d3 = common | {"root": str(watched.root)}, {"level": "D3", "resume": watched.resume}
     offers += [
         Offer("nightly", restore_drill, f"Every night: the newest and an older save of {watched.root} are read whole.", run, NIGHTLY, 1),
+        Offer("weekly-plan", plan_retention, f"Every week: which saves of {watched.root} may go. Deletes nothing.", run, WEEKLY, 1),
+        Offer("weekly", restore_drill, f"Every week: real processes restore {watched.root}.", run | d3, WEEKLY, 1),
     ]
     if watched.evaluations is not None:
         exports = run | {"into": str(watched.evaluations)} | ({"assets": str(watched.assets)} if watched.assets else {})

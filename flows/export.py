@@ -12,6 +12,9 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.approval import ASKING
+from flows.hooks import remove_what_is_staged, say_how_to_go_on
+from flows.quantize_rules import read_rules
 from flows.reading import reading
 from flows.refusals import refuse_golden, refuse_unknown_checks
 from flows.requests import ExportRequest
@@ -32,6 +35,7 @@ from tasks.publish import publish
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from tasks.write import finish_release, write_file
+from validators.approval import judge_approval
 from validators.check import has_tokenizer
 from validators.checks import CHECKS_OF_EXPORT
 from validators.policy import REQUIRED_CHECKS
@@ -80,7 +84,15 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag)
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(request.source.absolute(), loaded)
-    wanted = ModelRequest(assets, request.family, request.dtype_code, request.drops, request.keep_tied_head, request.max_file)
+    wanted = ModelRequest(
+        assets,
+        request.family,
+        request.dtype_code,
+        request.drops,
+        request.keep_tied_head,
+        request.max_file,
+        quantize=read_rules(request.quantize),
+    )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
     if request.golden is not None and planned.config is not None and "logits" not in request.skips:
@@ -107,9 +119,10 @@ def export_line(request: ExportRequest, run: Run) -> Outcome:
     """
     check_request(request)
     prepared = prepare(request, run)
+    _refuse_unloadable(request, prepared.planned)
     destination = request.to.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with lock_of(destination):
+    with lock_of(destination, wait=request.wait):
         stage = Stage.create(destination, prepared.planned.digest, reached=run.reached)
         try:
             return _write_and_judge(request, run, prepared, stage)
@@ -136,6 +149,9 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
     judged = run.phase("check", lambda: call(check_release, stage.folder, planned, measured, compared, request.skips, run.clock))
     gathered = Gathered(prepared, judged, compared, measured)
     outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
+    if request.approve and outcome.verdict.green:
+        gathered = _ask(request, run, gathered, outcome)
+        outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
     if not outcome.verdict.green:
         kept = stage.folder if request.keep_stage else None
         if kept is None:
@@ -143,6 +159,13 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
         raise NotPublishedError(replace(_report(request, run, gathered), stage=kept))
     run.phase("publish", lambda: call(publish, stage, durable=request.fsync))
     return _report(request, run, gathered)
+
+
+def _ask(request: ExportRequest, run: Run, gathered: Gathered, outcome: Outcome) -> Gathered:
+    answer = run.phase("approval", lambda: ASKING.get()(outcome, request.approve_within))
+    run.notes.append(f"Asked whether to publish: {answer.decision}, {answer.told}.")
+    judged = Judged((*gathered.judged.results, judge_approval(answer, str(request.to))))
+    return replace(gathered, judged=judged)
 
 
 def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
@@ -199,7 +222,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
-        notes=(*loaded.notes, *notes),
+        notes=(*loaded.notes, *planned.notes, *run.notes, *notes),
     )
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
@@ -223,6 +246,7 @@ def check_request(request: ExportRequest) -> None:
     for root in (request.source, *request.also):
         check_folder(root)
     refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
+    read_rules(request.quantize)
     _check_inputs(request)
 
 
@@ -231,6 +255,12 @@ def _check_inputs(request: ExportRequest) -> None:
         what = "is a file, not a folder" if request.assets.exists() else "does not exist"
         raise RequestError(what, where=f"--assets {request.assets}", remedy="Give the folder of config.json and tokenizer.")
     refuse_golden(request.golden)
+
+
+def _refuse_unloadable(request: ExportRequest, planned: Planned) -> None:
+    if planned.unloadable and "logits" not in request.skips:
+        remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
+        raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
 
 
 def refuse_inside_source(request: ExportRequest) -> None:
@@ -291,7 +321,13 @@ def _refusal(judged: Judged, outcome: Outcome) -> ReleaseError:
     return RequestError(f"[{first.code}] expected {first.expected}, found {first.found}.", where=first.where, remedy=first.remedy + more)
 
 
-@flow(name="export", flow_run_name="export {request.source.name}", validate_parameters=True)
+@flow(
+    name="export",
+    flow_run_name="export {request.source.name}",
+    validate_parameters=True,
+    on_cancellation=[remove_what_is_staged],
+    on_crashed=[say_how_to_go_on],
+)
 def export(request: ExportRequest) -> str:
     """Export a sharded checkpoint into verified, published release weights.
 

@@ -10,6 +10,7 @@ from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from flows.export import check_request, run_export
+from flows.hooks import remove_what_is_staged, say_how_to_go_on
 from flows.requests import ExportRequest, Size, refuse_unprintable
 from flows.run import PrefectRunner, show_ended
 from reports.errors import FormatError
@@ -35,7 +36,13 @@ class NewestRequest(BaseModel):
     _paths = field_validator("root", "into", "assets", "runs")(refuse_unprintable)
 
 
-@flow(name="export newest", flow_run_name="newest of {request.root.name}", validate_parameters=True)
+@flow(
+    name="export newest",
+    flow_run_name="newest of {request.root.name}",
+    validate_parameters=True,
+    on_cancellation=[remove_what_is_staged],
+    on_crashed=[say_how_to_go_on],
+)
 def export_newest(request: NewestRequest) -> str:
     """Export the newest complete checkpoint of a run, once.
 

@@ -26,6 +26,14 @@ FamilyOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
+QuantizeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="ENCODING|FILE",
+        help="Store linear layers quantized: fp8, fp8-block, int8, int8-w8a8, int4, or as a YAML file of rules says.",
+        show_default=False,
+    ),
+]
 DropOption = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN=REASON", help="Leave source tensors out on purpose. May be repeated.", show_default=False),

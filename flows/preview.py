@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from flows.export import prepare
@@ -13,6 +14,7 @@ from flows.requests import ExportRequest
 from flows.run import PlainRunner, Run
 from flows.terminal import format_bytes
 from tasks.engine.planning.plan import ExportPlan, plan_from_json
+from validators.expectation import ITEMSIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,37 @@ def plan_export(request: ExportRequest, out: Path | None) -> Preview:
         plan = plan_from_json(prepared.planned.path.read_text())
         if out is not None:
             shutil.copyfile(prepared.planned.path, out)
-    return Preview(plan, prepared.loaded.num_state, prepared.loaded.notes)
+    unloadable = prepared.planned.unloadable
+    return Preview(plan, prepared.loaded.num_state, (*prepared.loaded.notes, *((unloadable,) if unloadable else ())))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSize:
+    """Tensors of one encoding: how many weights, what they take, and what they take in the source. A quantized weight counts once."""
+
+    encoding: str
+    weights: int
+    nbytes: int
+    source_nbytes: int
+
+
+def sizes_by_encoding(plan: ExportPlan) -> tuple[EncodedSize, ...]:
+    """Return how much of a release is stored in which encoding: quantized ones by name, other tensors by dtype.
+
+    Args:
+        plan: the release.
+
+    Returns:
+        Sorted by name.
+    """
+    weights: dict[str, dict[str, int]] = {}
+    nbytes = Counter[str]()
+    for _, tensor in plan.tensors():
+        name = tensor.encoding if tensor.part else tensor.dtype
+        nbytes[name] += tensor.spec.nbytes
+        source = sum(prod(box.shape) * ITEMSIZE[box.dtype] for box in tensor.inputs)
+        weights.setdefault(name, {})[tensor.part.weight if tensor.part else tensor.name] = source
+    return tuple(EncodedSize(name, len(held), nbytes[name], sum(held.values())) for name, held in sorted(weights.items()))
 
 
 def print_plan(preview: Preview, *, as_json: bool) -> None:
@@ -58,8 +90,24 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
         files: Mapping[str, object] = {file.name: {"nbytes": file.nbytes, "tensors": len(file.tensors)} for file in plan.files}
         dropped = [{"name": d.name, "because": d.because, "asked_by": d.asked_by} for d in plan.dropped]
         aliases = [{"name": a.name, "of": a.of, "because": a.because} for a in plan.aliases]
+        encodings = {
+            s.encoding: {"weights": s.weights, "nbytes": s.nbytes, "source_nbytes": s.source_nbytes} for s in sizes_by_encoding(plan)
+        }
+        whole = [{"name": w.name, "because": w.because} for w in plan.quantized.whole] if plan.quantized else []
         head = {"digest": plan.digest, "format": plan.source.format, "family": plan.family, "naming": plan.naming, "nbytes": plan.nbytes}
-        print(json.dumps({**head, "files": files, "dropped": dropped, "aliases": aliases, "notes": preview.notes}))
+        print(
+            json.dumps(
+                {
+                    **head,
+                    "files": files,
+                    "dropped": dropped,
+                    "aliases": aliases,
+                    "notes": preview.notes,
+                    "encodings": encodings,
+                    "whole": whole,
+                }
+            )
+        )
         return
     tensors = [tensor for _, tensor in plan.tensors()]
     print(f"source   {plan.source.root} ({plan.source.format}{'' if plan.source.step is None else f', step {plan.source.step}'})")
@@ -69,6 +117,11 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     dtypes = Counter(tensor.dtype for tensor in tensors)
     print(f"tensors  {len(tensors)}: {', '.join(f'{d} x{n}' for d, n in sorted(dtypes.items()))}; {casts} cast")
     print(f"ops      {', '.join(f'{op} x{n}' for op, n in sorted(ops.items()))}")
+    for size in sizes_by_encoding(plan):
+        share = f"{format_bytes(size.nbytes)} from {format_bytes(size.source_nbytes)}"
+        print(f"stored   {size.encoding}: {size.weights} tensors, {share}")
+    for kept in plan.quantized.whole if plan.quantized else ():
+        print(f"whole    {kept.name}: {kept.because}")
     for file in plan.files:
         print(f"file     {file.name}  {format_bytes(file.nbytes)}  {len(file.tensors)} tensors")
     for alias in plan.aliases:

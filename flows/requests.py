@@ -133,6 +133,11 @@ class ExportRequest(BaseModel):
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
     golden: Path | None = Field(None, description="safetensors file of input_ids and logits recorded by the trainer.")
     dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("source", description="Dtype of the released floats.")
+    quantize: str = Field(
+        "",
+        description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
+        " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
+    )
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
     tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")
@@ -143,6 +148,9 @@ class ExportRequest(BaseModel):
     max_file: Size = Field(5_000_000_000, description="Tensor bytes per output file, such as 5GB.")
     workers: int = Field(2, ge=1, le=64, description="Output files written at a time.")
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
+    approve: bool = Field(False, description="Ask a person before publishing; silence rejects.")
+    approve_within: int = Field(86_400, ge=1, description="Seconds to wait for that answer.")
+    wait: bool = Field(False, description="Wait for another export to the same destination to end, instead of refusing.")
     keep_stage: bool = Field(False, description="Keep the staging folder when a check fails.")
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")

@@ -1,36 +1,78 @@
-"""`shardwright reshard`: a checkpoint with its training state, in another layout."""
+"""`shardwright reshard`: a checkpoint in another layout."""
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from flows.options import AlsoOption, SourceArg, StepOption, TagOption
+from flows.options import AlsoOption, AssetsOption, FamilyOption, SourceArg, StepOption, TagOption
+from flows.reshard_megatron import MegatronRequest, write_megatron_save
 from reports.errors import FormatError, RequestError
+
+_RANKS = typer.Option(min=1, help="megatron: ranks of this axis.")
+_LOADED_BY = {
+    "universal": 'load it with "checkpoint": {"load_universal": true} in DeepSpeed\'s config',
+    "megatron": "weights only, no optimizer state: load it with --load DIR --finetune, or --no-load-optim --no-load-rng",
+}
 
 
 def reshard(
     source: SourceArg,
     to: Annotated[Path, typer.Option(help="Where the checkpoint will be; must not exist.")],
     layout: Annotated[
-        Literal["universal"], typer.Option("--format", help="universal: DeepSpeed's, from a ZeRO save, for another world size.")
+        Literal["universal", "megatron"],
+        typer.Option(
+            "--format",
+            help="universal: DeepSpeed's, from a ZeRO save. megatron: weights of any source as Megatron-LM's ranks.",
+        ),
     ] = "universal",
     step: StepOption = None,
     tag: TagOption = "",
     also: AlsoOption = None,
+    assets: AssetsOption = None,
+    family: FamilyOption = "auto",
+    tp: Annotated[int, _RANKS] = 1,
+    pp: Annotated[int, _RANKS] = 1,
+    ep: Annotated[int, _RANKS] = 1,
+    etp: Annotated[
+        int | None, typer.Option(min=1, help="megatron: ranks that share an expert. [default: --tp]", show_default=False)
+    ] = None,
+    vpp: Annotated[int, typer.Option(min=1, help="megatron: virtual stages of each pipeline stage.")] = 1,
+    spec: Annotated[
+        Literal["local", "transformer_engine"] | None,
+        typer.Option("--transformer-impl", help="megatron: whose names. [default: the source's, else local]", show_default=False),
+    ] = None,
+    vocab_multiple: Annotated[
+        int | None,
+        typer.Option(
+            "--make-vocab-size-divisible-by",
+            min=1,
+            help="megatron: pads the vocabulary, times --tp. [default: the source's, else 128]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Write a checkpoint, training state included, in another layout. Every tensor is read back and compared bit for bit.
+    """Write a checkpoint in another layout. Every tensor is read back and compared bit for bit.
 
     Example: shardwright reshard runs/my-run --to universal --format universal
+
+    Example: shardwright reshard hf-folder --to ranks --format megatron --tp 4 --pp 2
     """
     from flows.terminal import format_bytes
 
-    made = write_checkpoint(source.absolute(), to.absolute(), also=tuple(path.absolute() for path in also or ()), step=step, tag=tag)
+    roots = tuple(path.absolute() for path in also or ())
+    if layout == "megatron":
+        ranks = {"tp": tp, "pp": pp, "ep": ep, "etp": etp or tp, "vpp": vpp}
+        request = MegatronRequest(source.absolute(), roots, step, tag, assets, family, ranks, spec, vocab_multiple)
+        made = write_at(to.absolute(), (source, *roots), lambda stage: write_megatron_save(request, stage))
+    else:
+        made = write_checkpoint(source.absolute(), to.absolute(), also=roots, step=step, tag=tag)
     files = [path for path in made.rglob("*") if path.is_file()]
     print(f"written  {made}, {len(files)} files, {format_bytes(sum(path.stat().st_size for path in files))}; every tensor read back equal")
-    print(f'format   {layout}; load it with "checkpoint": {{"load_universal": true}} in DeepSpeed\'s config')
+    print(f"format   {layout}; {_LOADED_BY[layout]}")
 
 
 def write_checkpoint(source: Path, to: Path, *, also: tuple[Path, ...] = (), step: int | None = None, tag: str = "") -> Path:
@@ -53,25 +95,47 @@ def write_checkpoint(source: Path, to: Path, *, also: tuple[Path, ...] = (), ste
     """
     from tasks.engine.formats.readers import open_checkpoint
     from tasks.engine.formats.zero import ZeroReader
-    from tasks.engine.writing.stage import lock_of, rename_noreplace, sync_tree
     from tasks.engine.writing.universal import write_universal
+
+    def write(stage: Path) -> None:
+        reader = open_checkpoint(source, also=also, step=step, tag=tag)
+        if not isinstance(reader, ZeroReader):
+            raise FormatError(
+                f"is of format {reader.name}", where=str(source), remedy="Universal checkpoints are written from ZeRO saves only."
+            )
+        write_universal(reader, stage)
+
+    return write_at(to, (source, *also), write)
+
+
+def write_at(to: Path, sources: tuple[Path, ...], write: Callable[[Path], object]) -> Path:
+    """Have a folder written beside its place, and put it there by one rename.
+
+    Args:
+        to: must not exist.
+        sources: the roots it is made of.
+        write: fills an empty folder, and proves what is in it.
+
+    Returns:
+        `to`.
+
+    Raises:
+        RequestError: `to` exists, or lies inside a source.
+        ReleaseError: whatever writing shows; nothing is left then.
+    """
+    from tasks.engine.writing.stage import lock_of, rename_noreplace, sync_tree
 
     if os.path.lexists(to):
         raise RequestError("exists already", where=f"--to {to}", remedy="Nothing is ever overwritten: choose another --to.")
-    if any(to.resolve().is_relative_to(root.resolve()) for root in (source, *also)):
+    if any(to.resolve().is_relative_to(root.resolve()) for root in sources):
         raise RequestError("lies inside the checkpoint", where=f"--to {to}", remedy="Choose another --to.")
-    reader = open_checkpoint(source, also=also, step=step, tag=tag)
-    if not isinstance(reader, ZeroReader):
-        raise FormatError(
-            f"is of format {reader.name}", where=str(source), remedy="Universal checkpoints are written from ZeRO saves only."
-        )
     to.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(to):
-        stage = to.parent / f".{to.name}.shardwright-universal"
+        stage = to.parent / f".{to.name}.shardwright-reshard"
         shutil.rmtree(stage, ignore_errors=True)  # of a killed run
         stage.mkdir()
         try:
-            write_universal(reader, stage)
+            write(stage)
             sync_tree(stage)
             rename_noreplace(stage, to)
         finally:

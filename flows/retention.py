@@ -30,7 +30,7 @@ BECOMES = {"keep": "kept", "go": "goes", "thin": "weights only"}
 DONE = {"keep": "kept", "go": "gone", "thin": "weights only"}
 
 
-class RetainRequest(BaseModel):
+class PlanRequest(BaseModel):
     """One plan of what is kept of a training run's saves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,10 +39,15 @@ class RetainRequest(BaseModel):
     policy: Path | None = Field(None, description="YAML of what to keep. Default: the last three saves.")
     log: Path | None = Field(None, description="The trainer's log: JSON lines, trainer_state.json or CSV.")
     evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them; their saves stay.")
-    apply: bool = Field(False, description="Delete what the plan says. Default: only say it.")
     runs: Path = Field(Path("runs"), description="Where run folders and the history of drills are.")
 
     _paths = field_validator("root", "policy", "log", "evals", "runs")(refuse_unprintable)
+
+
+class RetainRequest(PlanRequest):
+    """A plan, and whether to act on it."""
+
+    apply: bool = Field(False, description="Delete what the plan says. Default: only say it.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """One run: its id, folder, clock, and how its tasks are called."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from prefect import Task
+from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.callables import get_call_parameters
 
 from flows.run_folder import make_run_folder, now, versions
+from reports.errors import ReleaseError
 from reports.model import Phase, Report, Verdict
+from reports.text import summary_lines
 from reports.write import ReportPaths
-from tasks.artifacts import show_check, show_findings, show_report
+from tasks.artifacts import show_check, show_findings, show_refusal, show_report, show_trends
 from validators.policy import REQUIRED_CHECKS
 
 T = TypeVar("T")
@@ -32,11 +36,20 @@ class Outcome:
     stage: Path | None = None
 
     def show(self) -> None:
-        """Show checks, findings and verdict in Prefect. Inside a flow run only."""
-        for result in self.report.results:
-            show_check(result)
-        show_findings(self.report.results)
+        """Show verdict, what did not pass, and findings in Prefect: as artifacts and in the run's log. Inside a flow run only."""
         show_report(self.report, self.paths, REQUIRED_CHECKS)
+        for result in self.report.results:
+            if result.status not in ("passed", "skipped"):  # the report names them all
+                show_check(result)
+        if any(result.findings for result in self.report.results):
+            show_findings(self.report.results)
+        show_trends(self.report)
+        log = get_run_logger()
+        *told, verdict = summary_lines(self.report, REQUIRED_CHECKS)
+        for line in told:
+            log.info(line)
+        log.log(logging.INFO if self.verdict.green else logging.ERROR, verdict)
+        log.info(f"report   {self.paths.html}")
 
 
 class RedVerdictError(Exception):
@@ -62,11 +75,15 @@ def show_ended(work: Callable[[], Outcome]) -> str:
 
     Raises:
         RedVerdictError: a check failed.
+        ReleaseError: the work could not be done.
     """
     try:
         outcome = work()
     except RedVerdictError as red:
         red.outcome.show()
+        raise
+    except ReleaseError as refused:
+        show_refusal(refused)
         raise
     outcome.show()
     return str(outcome.paths.html)

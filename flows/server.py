@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from reports.errors import ServerError
+from reports.errors import RequestError, ServerError
 
 READY = b"ready"
 START_SECONDS = 120.0  # a new database on a busy machine takes 25
@@ -141,6 +141,25 @@ def stop_prefect() -> None:
         server.log.close()
         if server_is_ours:
             os.environ.pop(_API_URL, None)
+
+
+def has_terminal_to_ask() -> bool:
+    """Return whether a command that asks somebody asks at the terminal; else in the page of the server that is configured.
+
+    To be asked before `prepare_prefect`, which names the embedded server: that has no page.
+
+    Returns:
+        True when standard input is a terminal.
+
+    Raises:
+        RequestError: neither is there.
+    """
+    if sys.stdin is not None and sys.stdin.isatty():
+        return True
+    if not is_configured():
+        remedy = "Run it at a terminal, from the page of shardwright serve, or without --approve."
+        raise RequestError("has nobody to ask: standard input is no terminal", where="--approve", remedy=remedy)
+    return False
 
 
 def is_configured() -> bool:

@@ -10,8 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from reports.errors import name_some
-from reports.model import LogitsComparison, Report
+from reports.model import Report
+from reports.text import summary_lines
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -98,40 +98,8 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
         shown = {"green": verdict.green, "verdict": verdict.line, "mapping": report.mapping_line(), "to": report.subject}
         print(json.dumps({**shown, "report": str(page), "json": str(folder / "report.json"), "stage": str(stage) if stage else None}))
         return
-    print(f"source   {report.source}")
-    counts = {status: sum(r.status == status for r in report.results) for status in ("passed", "failed", "errored", "skipped")}
-    print("checks   " + ", ".join(f"{count} {status}" for status, count in counts.items() if count))
-    for comparison in report.logits:
-        print(f"logits   {_describe(comparison)}")
-    for result in report.results:
-        for finding in result.findings:
-            more = f" ({finding.count} times)" if finding.count > 1 else ""
-            print(f"{finding.severity:<8} {finding.where}: [{finding.code}] expected {finding.expected}, found {finding.found}{more}")
-            if finding.severity == "error":
-                print(f"         {finding.remedy}")
-            elif finding.waived:
-                print(f"         by {finding.waived}")
-    for reason, names in _asked_to_leave_out(report).items():
-        print(f"left out {name_some(names)}: {reason}")
-    for note in report.notes:
-        print(f"note     {note}")
-    if report.has_mapping:
-        print(report.mapping_line())
-    print(f"{verdict.line}: {report.subject}" if verdict.green else verdict.line)
+    for line in summary_lines(report, required):
+        print(line)
     if stage is not None:
         print(f"stage    {stage}")
     print(f"report   {page}")
-
-
-def _asked_to_leave_out(report: Report) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for omission in report.omissions:
-        if omission.asked_by == "request":
-            found.setdefault(omission.because, []).append(omission.what)
-    return found
-
-
-def _describe(comparison: LogitsComparison) -> str:
-    kl, limit = comparison.metrics.get("mean_kl"), comparison.limits.get("mean_kl")
-    numbers = "" if kl is None else f": mean KL {kl:.3g}" + ("" if limit is None else f", limit {limit:.3g}")
-    return f"{comparison.name}, {comparison.candidate} against {comparison.reference}, {comparison.positions} positions{numbers}"

@@ -7,17 +7,19 @@ from prefect.exceptions import TerminationSignal
 from prefect.runner import Runner
 
 from flows.deployments import Watched, deploy, list_offers
+from flows.drill_requests import DrillRequest
 from reports.errors import RequestError
 from tasks.engine.formats.readers import check_folder
 
 
-def watched_of(root: Path | None, evaluations: Path | None, assets: Path | None) -> Watched | None:
+def watched_of(root: Path | None, evaluations: Path | None, assets: Path | None, resume: str) -> Watched | None:
     """Return the training run to look after.
 
     Args:
         root: its root, or None.
         evaluations: where its newest checkpoint is exported to, or None.
         assets: folder of config and tokenizer, or None.
+        resume: the training step that drills continue with, or "".
 
     Returns:
         The run with absolute paths, None without a root.
@@ -27,15 +29,17 @@ def watched_of(root: Path | None, evaluations: Path | None, assets: Path | None)
         FormatError: the root or the assets are not there.
     """
     if root is None:
-        if evaluations is not None:
-            raise RequestError("needs --root", where=f"--evaluations {evaluations}", remedy="Name the run whose checkpoints go there.")
+        for option, value in (("--evaluations", evaluations), ("--assets", assets), ("--resume", resume)):
+            if value:
+                raise RequestError("needs --root", where=f"{option} {value}", remedy="Name the training run to look after.")
         return None
+    DrillRequest(root=root, resume=resume)  # refuses what no drill would take
     for folder in (root, assets):
         if folder is not None:
             check_folder(folder)
     if evaluations is not None and evaluations.resolve().is_relative_to(root.resolve()):
         raise RequestError("lies inside the run", where=f"--evaluations {evaluations}", remedy="Choose a folder outside of --root.")
-    return Watched(root.absolute(), evaluations.absolute() if evaluations else None, assets.absolute() if assets else None)
+    return Watched(root.absolute(), evaluations.absolute() if evaluations else None, assets.absolute() if assets else None, resume)
 
 
 def look_after(runs: Path, watched: Watched | None, page: str) -> None:

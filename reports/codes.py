@@ -322,6 +322,11 @@ _POLICY: dict[str, Code] = {
     "policy.witnesses": Code("fewer witnesses prove the mapping than the policy wants", "Name another witness: --against, --golden."),
 }
 
+_APPROVAL: dict[str, Code] = {
+    "approval.rejected": Code("a person said that this is not to be published", "Mend what they name, and export again."),
+    "approval.unanswered": Code("nobody answered in time whether this may be published", "Export again, and answer the form."),
+}
+
 CODES: Mapping[str, Code] = MappingProxyType(
     _FILES
     | _MANIFEST
@@ -343,6 +348,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _SENSITIVITY
     | _STATISTICS
     | _POLICY
+    | _APPROVAL
     | dict(DRILL_CODES)
     | dict(RETENTION_CODES)
 )

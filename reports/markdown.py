@@ -48,6 +48,7 @@ def render_markdown(report: Report, required: frozenset[str] = frozenset()) -> s
         ", ".join(
             f"{name} {code_span(shorten(value))}"
             for name, value in {"source": report.source, "run": report.run_id, "plan": report.plan_digest}.items()
+            if value
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -5,6 +5,7 @@ Coordinates are rounded to a tenth: a chart of a hundred layers stays near 10 kB
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ from reports.spell import spell_number, spell_unseen
 
 MAX_SLOTS = 180  # points along an axis before neighbours are merged
 _DOTTED_UP_TO = 40  # layers; beyond that the line alone is legible
+_STYLE = (
+    "text{font:10.5px system-ui,sans-serif;fill:#5b6470}.rule{stroke:#d9dee4;fill:none}"
+    ".line{fill:none;stroke:#2456c9;stroke-width:1.5}.dot{fill:#2456c9}.cross{stroke:#b3261e;stroke-width:2;fill:none}"
+)
 _BAR = Markup('<svg class="bar {}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width="{}" height="8"/></svg>')
 
 
@@ -159,6 +164,20 @@ def draw_trend(values: Sequence[float], green: list[bool], name: str, ends: tupl
     marks += [_cross(x, y) for (x, y), good in zip(points, green, strict=True) if not good]
     words = f"{name} over {len(values)} runs, {green.count(False)} red, from {spell_number(min(values))} to {spell_number(max(values))}"
     return _svg(frame, words, [*_grid(frame, scale), *_ends(frame, *ends), _line(points, "one"), *marks])
+
+
+def stand_alone(chart: Markup) -> str:
+    """Return a chart as a picture of its own, three times its size, with the colours that a page would have given it.
+
+    Args:
+        chart: an SVG of this module.
+
+    Returns:
+        SVG with its namespace, a white ground and a style.
+    """
+    head, body = chart[: chart.index(">")], chart[chart.index(">") + 1 :]
+    sized = re.sub(r' (width|height)="(\d+)"', lambda found: f' {found[1]}="{3 * int(found[2])}"', str(head))
+    return f'{sized} xmlns="http://www.w3.org/2000/svg"><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{body}'
 
 
 def worst_of(values: Sequence[float], slots: int) -> list[float]:

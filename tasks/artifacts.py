@@ -7,6 +7,7 @@ Source: prefect 3.9. Keys take `[a-z0-9-]` only. A table cell that is NaN become
 page renders cells as Markdown, the newer one as plain text: names stand in code spans, which read well in both.
 """
 
+import base64
 import contextvars
 import logging
 import re
@@ -18,14 +19,18 @@ from uuid import UUID
 
 import httpx
 from prefect.artifacts import (
+    create_image_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
 
+from reports.errors import ReleaseError
+from reports.html import draw_trends
 from reports.markdown import code_span, render_check, render_markdown, shorten
 from reports.model import CheckResult, Finding, Report
+from reports.svg import stand_alone
 from reports.write import ReportPaths
 
 MAX_FINDINGS = 200
@@ -65,7 +70,9 @@ def show_findings(results: Sequence[CheckResult]) -> UUID:
     found = sorted(((r.check, f) for r in results for f in r.findings), key=lambda pair: pair[1].severity != "error")
     rows = [_row(check, finding) for check, finding in found[:MAX_FINDINGS]]
     more = len(found) - len(rows)
-    described = f"{len(found)} findings" + (f", the first {len(rows)} shown; all are in report.json" if more else "")
+    described = f"{len(found)} finding{'' if len(found) == 1 else 's'}" + (
+        f", the first {len(rows)} shown; all are in report.json" if more else ""
+    )
     return cast("UUID", create_table_artifact(table=rows, key="findings", description=described))
 
 
@@ -83,14 +90,64 @@ def show_report(report: Report, paths: ReportPaths, required: frozenset[str] = f
         The artifact's id.
     """
     verdict = report.verdict(required)
-    page = f"Full report: {code_span(str(paths.html))}\n\n"
+    page = f"\nFull report: {code_span(str(paths.html))}\n"
     return cast(
         "UUID",
         create_markdown_artifact(
-            markdown=page + render_markdown(report, required),
+            markdown=render_markdown(report, required) + page,
             key="report",
             description=shorten(verdict.line),
         ),
+    )
+
+
+def show_changes(report: Report) -> UUID:
+    """Show what is changed, or would be, and why, as a table under the key `plan`.
+
+    Args:
+        report: a report with changes.
+
+    Returns:
+        The artifact's id.
+    """
+    rows = [
+        {"where": code_span(shorten(c.where)), "becomes": code_span(shorten(c.after)), "because": code_span(shorten(c.because))}
+        for c in report.changes
+    ]
+    described = f"{len(rows)} changes" + (f", the first {MAX_FINDINGS} shown; all are in report.json" if len(rows) > MAX_FINDINGS else "")
+    return cast("UUID", create_table_artifact(table=rows[:MAX_FINDINGS], key="plan", description=described))
+
+
+def show_trends(report: Report) -> list[UUID]:
+    """Show how a drill's numbers moved from run to run, as a picture each, under keys `trend-<number>`; none for a first drill.
+
+    Args:
+        report: a drill's report.
+
+    Returns:
+        The artifacts' ids.
+    """
+    shown = []
+    for name, chart in draw_trends(report.history):
+        picture = base64.b64encode(stand_alone(chart).encode()).decode()
+        address = f"data:image/svg+xml;base64,{picture}"
+        shown.append(cast("UUID", create_image_artifact(image_url=address, key=artifact_key(f"trend-{name}"), description=name)))
+    return shown
+
+
+def show_refusal(error: ReleaseError) -> UUID:
+    """Show what stood in the way, where, and what to do, under the key `report`.
+
+    Args:
+        error: why the work could not be done.
+
+    Returns:
+        The artifact's id.
+    """
+    lines = [f"## Not done: {code_span(shorten(error.what))}", f"Where: {code_span(error.where)}" if error.where else "", error.remedy]
+    return cast(
+        "UUID",
+        create_markdown_artifact(markdown="\n\n".join(filter(None, lines)), key="report", description=shorten(f"not done: {error}")),
     )
 
 

@@ -17,9 +17,11 @@ from tasks.measure import measure
 from tasks.measure_copies import measure_copies
 from tasks.reference import reference_of
 from tasks.reshard import read_config
+from tasks.retrying import RETRIES
 from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
 from validators.expectation import Evidence, Expectation, expectation_from_json
+from validators.quantized_names import expect_stored
 from validators.release import Release, StoredTensor, WeightFile, open_release
 from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
@@ -37,11 +39,11 @@ def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], 
     Returns:
         Their results.
     """
-    evidence = Evidence(_planned_release(planned, assets), _expected(planned.expected), plan=read_table(PlanTable, planned.table))
+    evidence = Evidence(_planned_release(planned, assets), _expected_of(planned), plan=read_table(PlanTable, planned.table))
     return Judged(_run_all(CHECKS_BEFORE_WRITING, evidence, skips, clock))
 
 
-@task(name="measure release", cache_policy=NO_CACHE)
+@task(name="measure release", cache_policy=NO_CACHE, **RETRIES)
 def measure_release(
     folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int, known: Known | None = None
 ) -> Measured:
@@ -59,11 +61,11 @@ def measure_release(
         Paths of the tables.
     """
     unchanged = known.files if known else frozenset()
-    found = measure(folder, plan_path=planned.path if planned else None, source_roots=roots, workers=workers, without=unchanged)
+    found = measure(folder, plan_path=planned.whole if planned else None, source_roots=roots, workers=workers, without=unchanged)
     tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
     more: tuple[Witness, ...] = ()
     if planned is not None and found.witness.heard:
-        copies, said = measure_copies(folder, plan_path=planned.path, source_roots=roots, workers=workers)
+        copies, said = measure_copies(folder, plan_path=planned.whole, source_roots=roots, workers=workers)
         values = pd.concat([values, copies], ignore_index=True) if len(copies) else values
         more = (said,) if said is not None else ()
     return Measured(
@@ -93,7 +95,7 @@ def check_release(
         The results, in the order of CHECKS_OF_EXPORT.
     """
     absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
-    evidence = replace(_evidence(folder, measured, compared, absent), expected=_expected(planned.expected), in_stage=True)
+    evidence = replace(_evidence(folder, measured, compared, absent), expected=_expected_of(planned), in_stage=True)
     evidence = _with_plan(evidence, planned)
     return Judged(_run_all(CHECKS_OF_EXPORT, evidence, skips, clock))
 
@@ -155,7 +157,9 @@ def gather_evidence(facts: ReleaseFacts) -> Evidence:
 
 
 def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
-    return replace(evidence, plan=read_table(PlanTable, planned.table), dtype=planned.release_dtype if planned.uncast else "")
+    table = read_table(PlanTable, planned.table)
+    is_cast = bool((table["encoding"] == "cast").any())
+    return replace(evidence, plan=table, dtype=planned.release_dtype if is_cast else "")
 
 
 def _evidence(folder: Path, measured: Measured | None, compared: Compared, absent: Mapping[str, str]) -> Evidence:
@@ -183,6 +187,12 @@ def _run_all(
 
 def _expected(stored: Path | None) -> Expectation | None:
     return expectation_from_json(stored.read_text()) if stored else None
+
+
+def _expected_of(planned: Planned) -> Expectation | None:
+    # By the plan, not by what is stored: a weight that should be quantized and is whole is not expected whole.
+    expected = _expected(planned.expected)
+    return expect_stored(expected, _planned_release(planned, None)) if expected and planned.is_quantized else expected
 
 
 def _planned_release(planned: Planned, assets: Path | None) -> Release:

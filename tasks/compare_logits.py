@@ -50,7 +50,8 @@ def merge_uncast(loaded: Loaded, planned: Planned, folder: Path) -> Path:
     folder.mkdir(parents=True)
     for file in plan.files:
         execute_file(file, source, folder / file.name)
-    write_sidecars(folder, plan, read_config(planned.config.parent if planned.config else None), None)
+    config = read_config(planned.config.parent if planned.config else None)
+    write_sidecars(folder, plan, {key: value for key, value in config.items() if key != "quantization_config"}, None)
     return folder
 
 
@@ -93,6 +94,7 @@ def compare_logits(
         tokenizer,
         memory,
         release.parent / f"{release.name}-scratch",
+        _encodings(planned),
     )
     try:
         found = compare(subject)
@@ -100,3 +102,10 @@ def compare_logits(
         return Compared((not_compared(subject, str(error)),))
     values = None if found.values is None else write_table(ValueTable, found.values, run_folder / "live_values.csv")
     return Compared(found.comparisons, found.witnesses, found.reason, values)
+
+
+def _encodings(planned: Planned) -> dict[str, str]:
+    if not planned.is_quantized:
+        return {}
+    plan = plan_from_json(planned.path.read_text())
+    return {tensor.part.weight: tensor.encoding for _, tensor in plan.tensors() if tensor.part is not None}

@@ -15,6 +15,7 @@ from reports.write import replace_text
 from tasks.engine.restoring.digests import digest_entries
 from tasks.engine.restoring.facts import gather_facts
 from tasks.engine.writing.source_bytes import SourceBytes
+from tasks.retrying import RETRIES
 from tasks.saves import list_saves, open_save
 from validators.drills.check import run_drill_check
 from validators.drills.checks import DRILL_CHECKS
@@ -83,7 +84,7 @@ def find_saves(root: Path, also: tuple[Path, ...], folder: Path, clock: Callable
     return write_stored(found, folder / "saves.json")
 
 
-@task(name="read save", cache_policy=NO_CACHE)
+@task(name="read save", cache_policy=NO_CACHE, **RETRIES)
 def read_save(save: Save, records: Path | None, folder: Path, workers: int, clock: Callable[[], float]) -> Path:
     """Read every byte of a save, and what was recorded of it before.
 

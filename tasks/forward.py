@@ -136,7 +136,7 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
         from transformers import AutoModelForCausalLM
 
         offload: dict[str, object] = {}
-        if _nbytes(folder, dtype) > room.memory_limit:
+        if nbytes_of(folder, dtype) > room.memory_limit:
             room.offload_folder.mkdir(parents=True, exist_ok=True)
             offload = {"device_map": "auto", "max_memory": {"cpu": room.memory_limit}, "offload_folder": str(room.offload_folder)}
         with _as_forward_error(folder):
@@ -178,20 +178,25 @@ def logits_of(
         return model.run(input_ids, hidden=hidden)
 
 
-def first_diverging_layer(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> str:
-    """Name the first layer whose output is not the same bit for bit.
+def first_diverging_layer(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor], *, tolerance: float = 0.0) -> str:
+    """Name the first layer whose output is not the same.
 
     Args:
         reference: hidden states of one forward, the embeddings' first.
         candidate: those of the other.
+        tolerance: how far values may be apart, relative to the largest of a state; 0 for bit for bit.
 
     Returns:
         "embeddings", "layer 3", or "head" when all hidden states agree.
     """
     for index, (first, second) in enumerate(zip(reference, candidate, strict=True)):
-        if not torch.equal(first, second):
+        if not torch.equal(first, second) and not _is_near(first, second, tolerance):
             return "embeddings" if index == 0 else f"layer {index - 1}"
     return "head"
+
+
+def _is_near(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> bool:
+    return float((first - second).abs().max()) <= tolerance * float(first.abs().max())
 
 
 def default_batches(config_folder: Path, *, tokenizer_folder: Path | None = None) -> tuple[Batch, ...]:
@@ -336,7 +341,16 @@ def _encode(folder: Path) -> dict[str, list[int]]:
     return rows
 
 
-def _nbytes(folder: Path, dtype: torch.dtype) -> int:
+def nbytes_of(folder: Path, dtype: torch.dtype) -> int:
+    """Return what the weights of a folder take in memory.
+
+    Args:
+        folder: a release.
+        dtype: they are cast to it.
+
+    Returns:
+        Bytes.
+    """
     return sum(prod(tensor.shape) for tensor in open_release(folder).stored()) * dtype.itemsize
 
 

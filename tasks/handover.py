@@ -41,7 +41,7 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder; `keep` are
-    released names that a cast leaves alone, beside the family's.
+    released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole).
     """
 
     assets: Path | None
@@ -51,17 +51,21 @@ class ModelRequest:
     keep_tied_head: bool
     max_file_bytes: int
     keep: tuple[str, ...] = ()
+    quantize: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan in the run folder, with what later steps need to know of it.
 
-    `table` is a PlanTable; `uncast` the same plan without its casts, None when it has none; `expected` a stored Expectation, None for
-    `--family none`; `config` the config the release gets, None without.
+    `whole` is the same plan with every weight in one piece, which is what the source is compared with: `path` itself where nothing is
+    quantized; `table` is a PlanTable of it. `uncast` is the plan without casts as well, None where there is nothing to leave out;
+    `expected` a stored Expectation, None for `--family none`; `config` the config the release gets, None without; `notes` are for the
+    reader of plan and report; `unloadable` says why transformers will not load the release, "" where nothing is known against it.
     """
 
     path: Path
+    whole: Path
     digest: str
     table: Path
     expected: Path | None
@@ -73,6 +77,13 @@ class Planned:
     release_dtype: str
     changes: tuple[Change, ...]
     omissions: tuple[Omission, ...]
+    notes: tuple[str, ...] = ()
+    unloadable: str = ""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some weights are stored in parts."""
+        return self.whole != self.path
 
 
 @dataclass(frozen=True, slots=True)

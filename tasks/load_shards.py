@@ -8,11 +8,12 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.engine.tensors.catalog import Catalog
 from tasks.handover import Loaded, SourceRef
+from tasks.retrying import RETRIES
 from tasks.sources import open_source
 from validators.tables import SourceTable, format_shape, write_table
 
 
-@task(name="load shards", cache_policy=NO_CACHE)
+@task(name="load shards", cache_policy=NO_CACHE, **RETRIES)
 def load_shards(ref: SourceRef, folder: Path) -> Loaded:
     """List a checkpoint's tensors and training state.
 

@@ -1,16 +1,18 @@
 """The logits comparisons of one export, put together: *mapping* against witnesses, *cast* against the merged values.
 
 *Mapping*: the merged values, before any cast, against what a witness says: recorded logits at the limits of the coarsest of the source's
-dtype and that of the recorded forward, the framework's live model at those of fp32. *Cast*: the release against the merged values, its
-mean KL held near what an honest cast by torch costs in this very run. Where nothing is cast the release is the merged folder, and a
-second forward must give the same logits.
+dtype and that of the recorded forward, the framework's live model and the native forward at those of fp32. A native forward that does not
+give what the trainer recorded is not heard: it knows less of the run than the record does.
+
+*Cast*: the release against the merged values, its mean KL held near what an honest cast by torch costs in this very run, or a
+quantization by compressed-tensors. Where nothing is cast the release is the merged folder, and a second forward must give the same logits.
 
 Every forward of ours runs in fp32: rounding is then the weights', not the forward's.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,16 +21,18 @@ import torch
 
 from reports.model import LogitsComparison, Witness
 from tasks.batches import Batch
+from tasks.compressed import scheme_bits, write_honest_quantization
 from tasks.divergence import Divergence, diverge
-from tasks.forward import Room, default_batches, first_diverging_layer, limits_of, open_model, reachable_ids, why_not_runnable
+from tasks.forward import Room, default_batches, first_diverging_layer, limits_of, nbytes_of, open_model, reachable_ids, why_not_runnable
 from tasks.honest_cast import write_honest_cast
 from tasks.measure import DTYPES
-from tasks.witnesses import framework, recorded
+from tasks.witnesses import framework, native_forward, native_shards, recorded
 from tasks.witnesses.hearing import NotHeardError
-from validators.policy import LIMITS, LOWER, TOP1_POSITIONS, UPPER, cast_limits, limits_row
+from validators.policy import LIMITS, LOWER, TOP1_POSITIONS, UPPER, LimitsRow, cast_limits, limits_row, quantized_row
 from validators.quantization import read_quantization
 from validators.release import open_release
 
+_NATIVE_NOISE = 2.0**-13  # of the largest logit: two ways to compute the same model in fp32 are nearer than this
 _EPS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7, "F64": 2.0**-52}  # spacing of the floats at one
 
 
@@ -37,7 +41,8 @@ class Subject:
     """What is compared.
 
     `merged` is the release before any cast, or `release` itself when nothing was cast. Dtypes are safetensors codes. `tokenizer` is a
-    folder with a sound tokenizer, or None; `scratch` a folder that is made, filled and removed.
+    folder with a sound tokenizer, or None; `scratch` a folder that is made, filled and removed. `encodings` says how weights were
+    quantized, by name; none for a release that another tool quantized, whose logits are not compared.
     """
 
     release: Path
@@ -51,11 +56,19 @@ class Subject:
     tokenizer: Path | None
     memory_limit: int
     scratch: Path
+    encodings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_cast(self) -> bool:
         """Whether the release's values are a cast of the merged ones."""
         return self.release != self.merged
+
+    @property
+    def cast_row(self) -> LimitsRow:
+        """The limits that its dtype, or its coarsest encoding, allows."""
+        if self.encodings:
+            return quantized_row({scheme_bits(encoding) for encoding in self.encodings.values()}, is_moe=self.is_moe)
+        return limits_row(self.release_dtype, self.source_dtype, "", is_moe=self.is_moe)
 
     @property
     def room(self) -> Room:
@@ -104,9 +117,10 @@ def compare(subject: Subject) -> LogitsEvidence:
 
 
 def _compare(subject: Subject) -> LogitsEvidence:
-    reason = why_not_runnable(subject.release) or why_not_comparable(subject.release)
+    reason = why_not_runnable(subject.release) or (_why_too_large(subject) if subject.encodings else why_not_comparable(subject.release))
     if reason:
-        silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME))
+        own = (native_forward.NAME,) if subject.source_format in native_shards.FORMATS else ()
+        silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME, *own))
         return LogitsEvidence(witnesses=silent, reason=reason)
     golden = read_golden(subject.golden, subject.release, subject.tokenizer) if subject.golden else None
     live, values, said = _hear_framework(subject)
@@ -119,9 +133,11 @@ def _compare(subject: Subject) -> LogitsEvidence:
         comparisons.append(_compare_recorded(subject, golden, run))
     if live is not None:
         comparisons.append(_compare_framework(subject, live, run))
+    native = _hear_native(subject, golden, run)
+    comparisons += native.comparisons
     comparisons.append(_compare_cast(subject, run) if subject.is_cast else _repeat(subject, run))
     heard = Witness("recorded", golden is not None, ("mapping",), _describe(golden))
-    return LogitsEvidence(tuple(comparisons), (heard, said), values)
+    return LogitsEvidence(tuple(comparisons), (heard, said, *native.witnesses), values)
 
 
 def why_not_comparable(folder: Path) -> str:
@@ -137,6 +153,12 @@ def why_not_comparable(folder: Path) -> str:
     """
     method = read_quantization(open_release(folder)).method
     return f"quantized ({method}): logits are the serving engine's to compare" if method else ""
+
+
+def _why_too_large(subject: Subject) -> str:
+    # A quantized model is unpacked in memory at its first forward; it cannot run from disk.
+    needed = nbytes_of(subject.merged, torch.float32)
+    return f"a quantized model must fit in memory, {needed:,} bytes (--witness-memory)" if needed > subject.memory_limit else ""
 
 
 def read_golden(golden: Path, config_folder: Path, tokenizer: Path | None) -> recorded.Recorded:
@@ -167,7 +189,7 @@ def not_compared(subject: Subject, why: str) -> LogitsComparison:
     Returns:
         A comparison without metrics.
     """
-    row = limits_row(subject.release_dtype, subject.source_dtype, "", is_moe=subject.is_moe)
+    row = subject.cast_row
     return LogitsComparison("cast", "merged values", f"release ({why})", row, 0, {}, {})
 
 
@@ -181,12 +203,50 @@ def _describe(golden: recorded.Recorded | None) -> str:
 def _hear_framework(subject: Subject) -> tuple[framework.Framework | None, pd.DataFrame | None, Witness]:
     proves = ("bytes", "mapping")
     try:
-        live = framework.Framework(subject.source_format, subject.source_roots, subject.release, subject.memory_limit)
-        values = live.compare_parameters(subject.release, DTYPES[subject.release_dtype])
+        # Quantized parameters are not bit-equal to anything of the source; the merged ones are, before they were quantized.
+        folder, dtype = (subject.merged, subject.source_dtype) if subject.encodings else (subject.release, subject.release_dtype)
+        live = framework.Framework(subject.source_format, subject.source_roots, folder, subject.memory_limit)
+        values = live.compare_parameters(folder, DTYPES[dtype])
     except NotHeardError as reason:
         return None, None, Witness(framework.NAME, False, proves, str(reason))
     heard = f"torch's own loader filled transformers' own model; {len(values)} parameters compared"
     return live, values, Witness(framework.NAME, True, proves, heard)
+
+
+def _hear_native(subject: Subject, golden: recorded.Recorded | None, run: _Run) -> LogitsEvidence:
+    # What the ranks themselves compute, held against the recording and against the merged values; nothing for sources without ranks.
+    if subject.source_format not in native_shards.FORMATS:
+        return LogitsEvidence()
+    try:
+        native = native_forward.run_native(subject.source_format, subject.source_roots, [batch.input_ids for batch in run.batches])
+    except NotHeardError as reason:
+        return _silent(str(reason))
+    comparisons = []
+    if golden is not None:
+        recording = replace(run, logits=native.logits)
+        comparisons.append(replace(_compare_recorded(subject, golden, recording), candidate=native_forward.NAME))
+        if not is_within(comparisons[0]):
+            found = comparisons[0].metrics["max_abs"]
+            return _silent(f"its logits are up to {found:.3g} from the recorded ones, so it does not know all that this run computes")
+    heard = f"{sum(batch.input_ids.numel() for batch in run.batches)} tokens, run through the ranks' own tensors"
+    witness = Witness(native_forward.NAME, True, ("mapping",), heard)
+    return LogitsEvidence((*comparisons, _compare_native(subject, native, run)), (witness,))
+
+
+def _silent(reason: str) -> LogitsEvidence:
+    return LogitsEvidence(witnesses=(Witness(native_forward.NAME, False, ("mapping",), reason),))
+
+
+def _compare_native(subject: Subject, native: native_forward.Native, run: _Run) -> LogitsComparison:
+    row = limits_row("", "", "F32", is_moe=subject.is_moe)  # fp32 holds the source's values exactly, and both forwards run in it
+    noise = _NATIVE_NOISE * max(float(logits.abs().max()) for logits in native.logits)
+    found = diverge(native.logits, run.logits, vocab=run.reachable, noise=noise)
+    comparison = _comparison("mapping", native_forward.NAME, "merged values", row, found, LIMITS[row])
+    if is_within(comparison):
+        return comparison
+    hidden = _hidden(subject.merged, run.batches[0], subject)
+    own = tuple(state[:1] for state in native.hidden[0])
+    return replace(comparison, first_diverging_layer=first_diverging_layer(own, hidden, tolerance=_NATIVE_NOISE))
 
 
 def _run(folder: Path, batches: Sequence[Batch], subject: Subject) -> tuple[torch.Tensor, ...]:
@@ -220,11 +280,11 @@ def _compare_framework(subject: Subject, live: framework.Framework, run: _Run) -
 
 
 def _compare_cast(subject: Subject, run: _Run) -> LogitsComparison:
-    honest = write_honest_cast(subject.merged, subject.release, subject.scratch / "honest-cast")
+    honest = _write_honest(subject, subject.scratch / "honest-cast")
     try:
         floor = diverge(run.logits, _run(honest, run.batches, subject), vocab=run.reachable, noise=0.0)
         found = diverge(run.logits, _run(subject.release, run.batches, subject), vocab=run.reachable, noise=floor.metrics["max_abs"])
-        row = limits_row(subject.release_dtype, subject.source_dtype, "", is_moe=subject.is_moe)
+        row = subject.cast_row
         limits = cast_limits(row, floor.metrics["mean_kl"])
         comparison = _comparison("cast", "merged values", "release", row, found, limits, noise_floor=floor.metrics["mean_kl"])
         if is_within(comparison):
@@ -235,9 +295,16 @@ def _compare_cast(subject: Subject, run: _Run) -> LogitsComparison:
         shutil.rmtree(honest)
 
 
+def _write_honest(subject: Subject, folder: Path) -> Path:
+    # The same cast, or the same quantization, made by other means.
+    if subject.encodings:
+        return write_honest_quantization(subject.merged, subject.release, subject.encodings, folder)
+    return write_honest_cast(subject.merged, subject.release, folder)
+
+
 def _repeat(subject: Subject, run: _Run) -> LogitsComparison:
     found = diverge(run.logits, _run(subject.release, run.batches, subject), vocab=run.reachable, noise=0.0)
-    row = limits_row(subject.release_dtype, subject.source_dtype, "", is_moe=subject.is_moe)
+    row = subject.cast_row
     return _comparison("cast", "merged values (nothing is cast)", "release, run again", row, found, cast_limits(row, 0.0))
 
 

@@ -66,7 +66,7 @@ def prove(facts: ReleaseFacts, roots: tuple[Path, ...], skips: Mapping[str, str]
     """
     evidence = gather_evidence(facts)
     small = tuple(t for t in whole_tensors(evidence.release) if 0 < t.stop - t.start <= MAX_NBYTES and t.dtype in UNQUANTIZED)
-    room = _Room(evidence, small, scratch, facts.planned.path if facts.planned else None, roots)
+    room = _Room(evidence, small, scratch, facts.planned.whole if facts.planned else None, roots)
     scratch.mkdir(parents=True, exist_ok=True)
     known = _error_codes(evidence, skips)
     missed: list[Finding] = []

@@ -1,8 +1,12 @@
-"""transformers and accelerate, without their progress bars and warnings: what matters of those is in our results."""
+"""transformers, accelerate and compressed-tensors, without their progress bars and warnings: what matters of those is in our results.
 
+compressed-tensors draws its bars whatever it is told, so nothing written to stderr meanwhile is shown.
+"""
+
+import io
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Protocol
 
 
@@ -18,7 +22,7 @@ class Talk(Protocol):
 
 @contextmanager
 def quiet(talk: Talk) -> Iterator[None]:
-    """Keep transformers and accelerate silent, and leave them as they were.
+    """Keep these libraries silent, and leave them as they were.
 
     Args:
         talk: the module `transformers.utils.logging`.
@@ -32,7 +36,8 @@ def quiet(talk: Talk) -> Iterator[None]:
     talk.disable_progress_bar()
     accelerate.setLevel(logging.ERROR)
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         talk.set_verbosity(verbosity)
         if bars:

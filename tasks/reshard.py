@@ -9,13 +9,15 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.errors import RequestError
+from reports.errors import RequestError, name_some
 from reports.model import Change, Omission
+from tasks.compressed import quantization_config, refuse_absent, why_unloadable
 from tasks.engine.families.family import described
 from tasks.engine.planning.choose import NONE, Choice, choose_family, expectation_for
 from tasks.engine.planning.derive import derive_config
-from tasks.engine.planning.plan import ExportPlan, Input, plan_to_json
+from tasks.engine.planning.plan import ExportPlan, Input, Quantized, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
+from tasks.engine.planning.quantize import QuantizeRule, in_words
 from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
@@ -45,25 +47,37 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: describe_unknown(request.assets)
     )
     check_stated(catalog.stated, config, choice.dims)
-    plan = make_plan(catalog, _plan_request(request, choice))
-    path = folder / "plan.json"
-    path.write_text(plan_to_json(plan))
+    if request.quantize:
+        _check_quantizing(config)
+    asked = _plan_request(request, choice)
+    plan = make_plan(catalog, asked)
+    is_quantized = plan.quantized is not None and bool(plan.quantized.groups)
+    whole = make_plan(catalog, replace(asked, quantize=())) if is_quantized else plan
+    path = _store_plan(plan, folder / "plan.json")
     is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
-    written, changes = planned_config(config, plan, is_tied=is_tied) if config else ({}, ())
+    written, changes = planned_config(config, whole, is_tied=is_tied) if config else ({}, ())
     changes = (*_derived({} if given else config), *changes)
+    if plan.quantized is not None and is_quantized:
+        written = {**written, "quantization_config": quantization_config(plan.quantized)}
+        changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
+    groups = plan.quantized.groups if plan.quantized is not None else ()
+    unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
     return Planned(
         path,
+        _store_plan(whole, folder / "plan_whole.json") if is_quantized else path,
         plan.digest,
-        write_table(PlanTable, _plan_table(plan), folder / "plan.csv"),
+        write_table(PlanTable, _plan_table(whole), folder / "plan.csv"),
         _store_expectation(expectation_for(plan, choice), folder),
         _store_config(written, folder),
         tuple((file.name, file.nbytes) for file in plan.files),
         plan.nbytes,
         _store_uncast(plan, catalog, request, choice, folder),
-        _source_dtype(plan),
-        release_dtype(plan),
+        _source_dtype(whole),
+        release_dtype(whole),
         changes,
         _omissions(plan, catalog),
+        _notes(plan, unloadable),
+        unloadable,
     )
 
 
@@ -120,6 +134,7 @@ def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:
         request.keep_tied_head,
         request.max_file_bytes,
         request.keep,
+        tuple(QuantizeRule(*rule) for rule in request.quantize),
     )
 
 
@@ -138,8 +153,12 @@ def _box(box: Input) -> str:
 def _store_uncast(plan: ExportPlan, catalog: Catalog, request: ModelRequest, choice: Choice, folder: Path) -> Path | None:
     if all(tensor.encoding == "copy" for _, tensor in plan.tensors()):
         return None
-    path = folder / "plan_uncast.json"
-    path.write_text(plan_to_json(make_plan(catalog, _plan_request(replace(request, dtype=""), choice))))
+    uncast = make_plan(catalog, _plan_request(replace(request, dtype="", quantize=()), choice))
+    return _store_plan(uncast, folder / "plan_uncast.json")
+
+
+def _store_plan(plan: ExportPlan, path: Path) -> Path:
+    path.write_text(plan_to_json(plan))
     return path
 
 
@@ -169,6 +188,27 @@ def _source_dtype(plan: ExportPlan) -> str:
 
 def _derived(config: Mapping[str, object]) -> tuple[Change, ...]:
     return tuple(Change(f"config.json: {key}", "no config.json", json.dumps(value), "derived from args") for key, value in config.items())
+
+
+def _check_quantizing(config: Mapping[str, object]) -> None:
+    refuse_absent()
+    if "quantization_config" in config:
+        raise RequestError(
+            "says that the model is quantized already",
+            where="config.json: quantization_config",
+            remedy="Export without --quantize, or from a checkpoint of the unquantized model.",
+        )
+
+
+def _groups_in_words(quantized: Quantized) -> str:
+    return "; ".join(f"{group.encoding}: {name_some(group.targets)}" for group in quantized.groups)
+
+
+def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
+    if plan.quantized is None:
+        return ()
+    none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
+    return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
 
 
 def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:

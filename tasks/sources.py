@@ -38,7 +38,8 @@ def open_source(ref: SourceRef) -> tuple[SourceRef, SourceBytes]:
 
 
 def _refuse_idle_roots(ref: SourceRef, catalog: Catalog) -> None:
-    used = [Path(catalog.root, name) for name in catalog.table.files]
+    names = [*catalog.table.files, *(place.path for item in catalog.state for place in item.places)]
+    used = [Path(catalog.root, name) for name in names]
     for root in ref.also:
         if not any(path.is_relative_to(root) for path in used):
             raise RequestError(

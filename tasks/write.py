@@ -13,10 +13,11 @@ from tasks.engine.writing.replicas import check_replicas
 from tasks.engine.writing.sidecars import Lineage, write_card, write_manifest, write_sidecars
 from tasks.engine.writing.stage import Stage
 from tasks.handover import Planned, SourceRef
+from tasks.retrying import RETRIES
 from tasks.sources import opened, reopened
 
 
-@task(name="write file", task_run_name="write {name}", cache_policy=NO_CACHE)
+@task(name="write file", task_run_name="write {name}", cache_policy=NO_CACHE, **RETRIES)
 def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progress: Callable[[int], None], with_helper: bool = True) -> int:
     """Write one weight file, unless an earlier run of the same plan has finished it.
 

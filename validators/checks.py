@@ -50,7 +50,15 @@ CHECKS: tuple[Check, ...] = (
 CHECKS_OF_GATE = frozenset({"statistics", "config_drift", "tokenizer_drift", "weights_drift"})
 CHECKS_OF_EXPORT: tuple[Check, ...] = tuple(check for check in CHECKS if check.name not in CHECKS_OF_GATE)
 # What headers, config, plan and tokenizer already show: run on a release that is only planned, before the first byte is written.
-CHECKS_BEFORE_WRITING: tuple[Check, ...] = (inventory.CHECK, shapes.CHECK, config.CHECK, tokenizer.CHECK, tied.CHECK, experts.CHECK)
+CHECKS_BEFORE_WRITING: tuple[Check, ...] = (
+    inventory.CHECK,
+    shapes.CHECK,
+    config.CHECK,
+    quantized.CHECK,
+    tokenizer.CHECK,
+    tied.CHECK,
+    experts.CHECK,
+)
 # What a finished folder shows before a tensor is read.
 _OF_BYTES = frozenset({"manifest", "bytes", "values", "plan", "logits", "earlier"})
 CHECKS_OF_HEADERS: tuple[Check, ...] = tuple(check for check in CHECKS if _OF_BYTES.isdisjoint(check.needs))

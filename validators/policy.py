@@ -3,7 +3,8 @@
 A `Policy` is what an owner may decide; `validators.policy_file` reads one, `validators.review` holds a report against it.
 
 A *row* of limits is named by the coarsest dtype that took part: the release's, the source's, and the one the reference forward was
-computed in. Mixture-of-experts models have rows of their own: a router flips experts at rounding noise.
+computed in; or, of a quantized release, by the coarsest encoding of its weights. Mixture-of-experts models have rows of their own: a
+router flips experts at rounding noise.
 
 Keys of a row are keys of `LogitsComparison.metrics`. KL is in nats, summed over the vocabulary; `mean_kl` and `p95_kl` are over positions.
 `mean_kl`, `p95_kl` bound from above, `cosine` and `top1` from below. Max KL and max abs are reported, never limited.
@@ -12,7 +13,7 @@ Sources: NeMo Automodel checkpoint robustness profiles (README, tests/functional
 Llama-3-8B; own measurements on trained toy models, dense and MoE.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -20,7 +21,7 @@ from typing import Literal
 from reports.errors import RequestError, name_some
 from reports.model import Waiver
 
-LimitsRow = Literal["F32", "F16", "BF16", "F32 MoE", "F16 MoE", "BF16 MoE"]
+LimitsRow = Literal["F32", "F16", "BF16", "FP8", "INT8", "INT4", "F32 MoE", "F16 MoE", "BF16 MoE", "FP8 MoE", "INT8 MoE", "INT4 MoE"]
 
 UPPER = frozenset({"mean_kl", "p95_kl"})  # metrics a limit bounds from above
 LOWER = frozenset({"cosine", "top1"})  # metrics a limit bounds from below
@@ -33,7 +34,17 @@ LIMITS: Mapping[LimitsRow, Mapping[str, float]] = MappingProxyType(
         "F32 MoE": {"mean_kl": 1e-4, "p95_kl": 1e-3, "cosine": 0.9999, "top1": 0.999},  # Automodel strict, cross-framework: rare flips
         "F16 MoE": {"mean_kl": 2.5e-2, "p95_kl": 1e-1, "cosine": 0.99, "top1": 0.95},  # as BF16 MoE: a flip costs the same
         "BF16 MoE": {"mean_kl": 2.5e-2, "p95_kl": 1e-1, "cosine": 0.99, "top1": 0.95},  # honest cast of a toy 2.6e-3; Automodel relaxed
+        "FP8": {"mean_kl": 1e-2, "p95_kl": 5e-2, "cosine": 0.99, "top1": 0.95},  # between llama.cpp's Q8_0 1.4e-3 and Q6_K 5.4e-3, twofold
+        "INT8": {"mean_kl": 5e-3, "p95_kl": 3e-2, "cosine": 0.995, "top1": 0.97},  # llama.cpp Q8_0 1.4e-3
+        "INT4": {"mean_kl": 5e-2, "p95_kl": 2.5e-1, "cosine": 0.95, "top1": 0.9},  # llama.cpp Q4_K_M 3.1e-2
+        "FP8 MoE": {"mean_kl": 2.5e-2, "p95_kl": 1e-1, "cosine": 0.99, "top1": 0.95},  # no finer than BF16 MoE: a flip costs the same
+        "INT8 MoE": {"mean_kl": 2.5e-2, "p95_kl": 1e-1, "cosine": 0.99, "top1": 0.95},
+        "INT4 MoE": {"mean_kl": 1e-1, "p95_kl": 5e-1, "cosine": 0.93, "top1": 0.85},  # INT4 twofold, for the flips
     }
+)
+# The row of an encoding's kind and bits: of a dense model, and of one that routes. The later one counts where there are several.
+_ENCODING_ROWS: Mapping[tuple[str, int], tuple[LimitsRow, LimitsRow]] = MappingProxyType(
+    {("int", 8): ("INT8", "INT8 MoE"), ("float", 8): ("FP8", "FP8 MoE"), ("int", 4): ("INT4", "INT4 MoE")}
 )
 
 # Coarser means more rounding. Every spelling that configs, safetensors and torch use.
@@ -127,6 +138,20 @@ def limits_row(release_dtype: str, source_dtype: str, computed_in: str, *, is_mo
     coarsest = max(codes, key=_COARSENESS.__getitem__)
     dense: dict[str, tuple[LimitsRow, LimitsRow]] = {"F16": ("F16", "F16 MoE"), "BF16": ("BF16", "BF16 MoE")}
     return dense.get(coarsest, ("F32", "F32 MoE"))[is_moe]
+
+
+def quantized_row(encodings: Iterable[tuple[str, int]], *, is_moe: bool) -> LimitsRow:
+    """Return the name of the limits that the coarsest of some encodings allows.
+
+    Args:
+        encodings: kind and bits of each; at least one.
+        is_moe: whether the model routes tokens to experts.
+
+    Returns:
+        A key of LIMITS.
+    """
+    order = list(_ENCODING_ROWS)
+    return _ENCODING_ROWS[max(encodings, key=order.index)][is_moe]
 
 
 def cast_limits(row: LimitsRow, noise_floor: float, table: Mapping[LimitsRow, Mapping[str, float]] = LIMITS) -> Mapping[str, float]:

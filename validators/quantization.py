@@ -106,7 +106,7 @@ class Quantization:
         Returns:
             Whether it does.
         """
-        return _MATCHERS.get(self.method, _matches_name) is _matches_name and not pattern.startswith("re:")
+        return _MATCHERS.get(self.method, matches_name) is matches_name and not pattern.startswith("re:")
 
     def matches(self, pattern: str, module: str) -> bool:
         """Return whether a pattern means a module, as the method's loader understands patterns.
@@ -118,7 +118,7 @@ class Quantization:
         Returns:
             Whether it does.
         """
-        return _MATCHERS.get(self.method, _matches_name)(pattern, module)
+        return _MATCHERS.get(self.method, matches_name)(pattern, module)
 
     def group_of(self, module: str) -> Group | None:
         """Return the group that a module belongs to, ignored or not.
@@ -129,7 +129,7 @@ class Quantization:
         Returns:
             The first whose targets name it, else the first that targets its class; None for none.
         """
-        named = (group for group in self.groups if any(_matches_name(target, module) for target in group.targets))
+        named = (group for group in self.groups if any(matches_name(target, module) for target in group.targets))
         kind = "Embedding" if module.rpartition(".")[2] in EMBEDDINGS else _LINEAR
         return next(named, None) or next((group for group in self.groups if kind in group.targets), None)
 
@@ -233,7 +233,16 @@ def _is_cache_output(module: str, suffix: str) -> bool:
     return suffix == "output_scale" and module.endswith((".k_proj", ".v_proj"))
 
 
-def _matches_name(pattern: str, module: str) -> bool:
+def matches_name(pattern: str, module: str) -> bool:
+    """Return whether a pattern means a module, as compressed-tensors understands patterns.
+
+    Args:
+        pattern: a name, or `re:` and a regular expression for its beginning.
+        module: a module's name.
+
+    Returns:
+        Whether it does.
+    """
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), module) is not None
     return pattern == module
@@ -245,7 +254,7 @@ def _matches_part(pattern: str, module: str) -> bool:
 
 
 _MATCHERS: Mapping[str, Callable[[str, str], bool]] = MappingProxyType(
-    {"compressed-tensors": _matches_name, "fp8": _matches_part, "fbgemm_fp8": _matches_part}
+    {"compressed-tensors": matches_name, "fp8": _matches_part, "fbgemm_fp8": _matches_part}
 )
 
 

@@ -141,6 +141,33 @@ def read_dcp_metadata(content: bytes) -> tuple[DcpTensor, ...]:
         FormatError: cut short, not a DCP `.metadata`, a chunk without a place or outside the checkpoint, or bytes behind a
             stream transform.
     """
+    root = _load(content)
+    paths = _mapping(root, "planner_data", optional=True)
+    places = _places(_mapping(root, "storage_data"))
+    return tuple(_tensors(_mapping(root, "state_dict_metadata"), paths, places))
+
+
+def find_dcp_objects(content: bytes) -> Mapping[str, ItemPlace]:
+    """Return where a `.metadata` says that objects lie which are no tensors.
+
+    Args:
+        content: the bytes of the file.
+
+    Returns:
+        Places by key; their boxes are empty.
+
+    Raises:
+        HostilePickleError: a global outside the closed list.
+        FormatError: as of `read_dcp_metadata`.
+    """
+    root = _load(content)
+    places = _places(_mapping(root, "storage_data"))
+    entries = _mapping(root, "state_dict_metadata")
+    keys = [key for key, entry in entries.items() if isinstance(key, str) and not isinstance(entry, _Tensor) and (key, None) in places]
+    return {key: _item(key, Box((), ()), places[key, None]) for key in keys}
+
+
+def _load(content: bytes) -> _Metadata:
     try:
         root = _ClosedUnpickler(io.BytesIO(content)).load()
     except HostilePickleError:
@@ -149,9 +176,7 @@ def read_dcp_metadata(content: bytes) -> tuple[DcpTensor, ...]:
         raise FormatError(f"not readable: {type(error).__name__}: {error}", where=".metadata", remedy="The save is incomplete.") from None
     if not isinstance(root, _Metadata):
         raise FormatError("does not hold a DCP Metadata object", where=".metadata")
-    paths = _mapping(root, "planner_data", optional=True)
-    places = _places(_mapping(root, "storage_data"))
-    return tuple(_tensors(_mapping(root, "state_dict_metadata"), paths, places))
+    return root
 
 
 def _mapping(root: _Record, name: str, *, optional: bool = False) -> Mapping[object, object]:
@@ -190,6 +215,10 @@ def _place(key: str, box: Box, places: Mapping[tuple[object, object], _Record]) 
     stored = places.get((key, box.offset))
     if stored is None:
         raise FormatError(f"the chunk at {box.offset} has no place in storage_data", where=key)
+    return _item(key, box, stored)
+
+
+def _item(key: str, box: Box, stored: _Record) -> ItemPlace:
     if isinstance(stored.state, dict) and stored.state.get("transform_descriptors"):
         raise FormatError("stored through a stream transform", where=key)
     path = _expect(stored.get("relative_path"), str, key)

@@ -19,6 +19,7 @@ from reports.errors import FormatError
 from tasks.witnesses.boxes import Ints, StoredBox
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.torch_items import load_item
+from tasks.witnesses.zero_joins import join_stages, tp_degree
 from tasks.witnesses.zero_saves import (
     Loaded,
     Piece,
@@ -54,12 +55,15 @@ def decode_zero(roots: tuple[Path, ...]) -> Stored:
     stages = load_models(files)
     if not stages:
         raise NotHeardError("no DeepSpeed model states", where=str(roots[0]))
-    stored: dict[str, tuple[StoredBox, ...]] = {}
+    first = next(iter(stages.values()))[0]
+    parts = []
     for mp, ranks in stages.items():
-        for name, (shape, pieces) in _masters(ranks[0], load_optims(files, mp)).items():
-            stored.setdefault(name, boxes_of(shape, pieces))
-        stored |= {name: boxes for name, boxes in frozen_weights(ranks) if name not in stored}
-    return with_rest(stored, next(iter(stages.values()))[0], roots)
+        own = {name: boxes_of(shape, pieces) for name, (shape, pieces) in _masters(ranks[0], load_optims(files, mp)).items()}
+        parts.append(own | {name: boxes for name, boxes in frozen_weights(ranks) if name not in own})
+    stored: dict[str, tuple[StoredBox, ...]] = {}
+    for stage in join_stages(parts, first.held, roots, tp_degree(first.held, len(stages))):
+        stored = {**stage, **stored}
+    return with_rest(stored, first, roots)
 
 
 def decode_universal(roots: tuple[Path, ...]) -> Stored:

@@ -17,13 +17,14 @@ import torch
 from reports.errors import FormatError
 from tasks.witnesses.boxes import Box, Ints, StoredBox, flat_boxes
 from tasks.witnesses.torch_items import RawTensor, load_item, locate_values
+from tasks.witnesses.zero_joins import join_stages, tp_degree
 
 Stored = Mapping[str, tuple[StoredBox, ...]]
 Vector = tuple[torch.Tensor, Path]
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
-_LAYER = re.compile(r"layer_(\d+)-model_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 _EXPERT = re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt")
 
 
@@ -263,11 +264,17 @@ def decode_copies(roots: tuple[Path, ...]) -> Stored:
         FormatError: damaged.
     """
     files = find_saved(roots)
+    models = [ranks[0] for ranks in load_models(files).values()]
+    layers: dict[int, dict[str, tuple[StoredBox, ...]]] = {}
+    for (layer, rank), path in _matching(files, _LAYER):
+        layers.setdefault(int(rank or 0), {}).update(_whole_tensors(_load(path).held, path, f"{int(layer)}."))
+    parts = [_whole_tensors(model.mapping("module"), model.path, "") for model in models]
+    held = models[0].held if models else {}
     stored: dict[str, tuple[StoredBox, ...]] = {}
-    for ranks in reversed(load_models(files).values()):
-        stored |= _whole_tensors(ranks[0].mapping("module"), ranks[0].path, "")
-    for (layer,), path in _matching(files, _LAYER):
-        stored |= _whole_tensors(_load(path).held, path, f"{int(layer)}.")
+    for stage in reversed(join_stages(parts, held, roots, tp_degree(held, len(models)))):
+        stored |= stage
+    for whole in join_stages(list(layers.values()), held, roots, len(layers)) if layers else ():
+        stored |= whole
     for _, path in _matching(files, _EXPERT):
         stored |= _whole_tensors(_load(path).held, path, "")
     return stored

@@ -1,11 +1,11 @@
 """How fast a ZeRO-3 save becomes fp32 weights, as ratios to `cp` of the same fp32 bytes, and how much memory it takes.
 
-    python -m tests.benchmarks.zero [--rounds 5] [--folder DIR] [--deepspeed PYTHON]
+    python -m tests.benchmarks.zero [--rounds 5] [--folder DIR] [--deepspeed PYTHON] [--only NAME …]
 
 The save is written by hand: a Llama-like model of 271 M parameters (16 layers, hidden 1024, vocabulary 32003), bf16 training, 4 ranks,
 moments beside the masters: 1.08 GB of fp32 weights in 3.3 GB of files. Every round runs each measure once, interleaved, page cache warm, no
-fsync on either side; medians of the rounds are printed as ratios to `cp` of the exported file. With `--deepspeed`, the Python of an
-environment that has DeepSpeed, its own tool runs beside:
+fsync on either side; medians of the rounds are printed as ratios to `cp` of the exported file, of wall time and of processor time (user and
+system), which other load disturbs less. With `--deepspeed`, the Python of an environment that has DeepSpeed, its own tool runs beside:
 
     PYTHON -m deepspeed.utils.zero_to_fp32 SAVE OUT --safe_serialization
 """
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -35,7 +36,14 @@ GB = 10**9
 RANKS, LAYERS, WORKERS = 4, 16, 2
 MODEL = Llama(hidden=1024, intermediate=2816, heads=16, vocab=32003)
 LIMITS = {"move only, one file": 1.3, "move only, 200 MB files": 1.3}
-Measured = tuple[float, float]  # seconds, and peak RSS in MiB where a process of its own was measured
+
+
+class Measured(NamedTuple):
+    """One run. `rss_mib` is the peak of a process of its own, 0 where none was measured."""
+
+    seconds: float
+    cpu_seconds: float
+    rss_mib: float = 0.0
 
 
 class _Cheap(Zero):
@@ -59,11 +67,11 @@ class Bench:
 
     def cp(self) -> Measured:
         """The yardstick: the exported bytes, copied."""
-        return self._process(["cp", "--reflink=never", str(self.folder / "fp32.safetensors"), str(self.out / "copy")])[0], 0.0
+        return self._process(["cp", "--reflink=never", str(self.folder / "fp32.safetensors"), str(self.out / "copy")])._replace(rss_mib=0.0)
 
     def export(self, max_file_bytes: int, verify: Verify) -> Measured:
         """Open, plan and write, in this process."""
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.process_time()
         reader = open_checkpoint(self.folder / "ckpt")
         catalog = reader.catalog()
         plan = make_plan(catalog, PlanRequest(max_file_bytes=max_file_bytes, dtype="F32"))
@@ -74,7 +82,7 @@ class Bench:
         if verify is Verify.FULL:
             verify_shared(plan.files, tuple(records), source)
         source.files.close()
-        return time.perf_counter() - begun, 0.0
+        return Measured(time.perf_counter() - begun, time.process_time() - cpu_begun)
 
     def process(self, max_file: str) -> Measured:
         """The same in a process of its own, for its memory."""
@@ -90,6 +98,7 @@ class Bench:
         """One measure, from an empty output folder."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir()
+        os.sync()  # what the measure before left to be written must not slow this one
         try:
             return measure()
         finally:
@@ -103,7 +112,7 @@ class Bench:
         _, status, usage = os.wait4(process.pid, 0)
         if status:
             raise RuntimeError(errors.decode()[-2000:])
-        return time.perf_counter() - begun, usage.ru_maxrss / 1024
+        return Measured(time.perf_counter() - begun, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def main() -> None:
@@ -112,6 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the save is kept; made when absent")
     parser.add_argument("--deepspeed", help="the Python of an environment that has DeepSpeed")
+    parser.add_argument("--only", nargs="*", help="measures to run, by the beginning of their names")
     parser.add_argument("--alone", type=int, help="export once with files of that many bytes, and stop; for measuring memory")
     parser.add_argument(
         "--make", action="store_true", help="write the save, and stop; a process of its own keeps its memory out of the rows"
@@ -140,6 +150,8 @@ def main() -> None:
             "in a process of its own": lambda: bench.process(str(1000 * GB)),
             **({"zero_to_fp32": lambda: bench.deepspeed(args.deepspeed)} if args.deepspeed else {}),
         }
+        if args.only:
+            measures = {name: measure for name, measure in measures.items() if name == "cp" or name.startswith(tuple(args.only))}
         for measure in measures.values():
             bench.run(measure)
         found: dict[str, list[Measured]] = {name: [] for name in measures}
@@ -150,15 +162,17 @@ def main() -> None:
 
 
 def _print(found: dict[str, list[Measured]], nbytes: int) -> None:
-    yardstick = statistics.median(seconds for seconds, _ in found["cp"])
+    yardstick = statistics.median(run.seconds for run in found["cp"])
     print(f"{nbytes / GB:.2f} GB of fp32, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; cp {yardstick:.2f} s")
-    print(f"{'measure':<28}{'ratio':>7}{'min':>7}{'max':>7}{'limit':>7}{'best s':>8}{'RSS MiB':>9}")
+    print(f"{'measure':<28}{'ratio':>7}{'min':>7}{'max':>7}{'limit':>7}{'CPU':>7}{'best s':>8}{'RSS MiB':>9}")
     for name, runs in found.items():
-        ratios = sorted(seconds / cp for (seconds, _), (cp, _) in zip(runs, found["cp"], strict=True))
+        pairs = list(zip(runs, found["cp"], strict=True))
+        ratios = sorted(run.seconds / cp.seconds for run, cp in pairs)
+        cpu = statistics.median(run.cpu_seconds / cp.cpu_seconds for run, cp in pairs)
         limit = f"{LIMITS[name]:.1f}" if name in LIMITS else ""
-        row = f"{name:<28}{statistics.median(ratios):>7.2f}{ratios[0]:>7.2f}{ratios[-1]:>7.2f}{limit:>7}{min(s for s, _ in runs):>8.2f}"
-        peak = max(rss for _, rss in runs)
-        print(row + (f"{peak:>9.0f}" if peak else ""))
+        row = f"{name:<28}{statistics.median(ratios):>7.2f}{ratios[0]:>7.2f}{ratios[-1]:>7.2f}{limit:>7}{cpu:>7.2f}"
+        peak = max(run.rss_mib for run in runs)
+        print(f"{row}{min(run.seconds for run in runs):>8.2f}" + (f"{peak:>9.0f}" if peak else ""))
 
 
 if __name__ == "__main__":

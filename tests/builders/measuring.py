@@ -11,6 +11,7 @@ import transformers
 from safetensors import safe_open
 
 from reports.model import LogitsComparison
+from tasks.witnesses.native_forward import run_native
 from validators.policy import LIMITS
 from validators.tables import format_shape
 
@@ -57,28 +58,39 @@ def plan_of(source: Path, dtype: str = "", keep: frozenset[str] = frozenset()) -
     return pd.DataFrame(rows)
 
 
-def compare_logits(folder: Path, source: Path, row: str) -> LogitsComparison:
-    """Return how far a folder's logits are from a source folder's, both through transformers in fp32."""
-    reference, candidate = (torch.log_softmax(_logits(path).double(), -1) for path in (source, folder))
+def compare_logits(folder: Path, source: Path, row: str, ranks: Path | None = None) -> LogitsComparison:
+    """Return how far a folder's logits are from a source folder's, both through transformers in fp32; or from those of Megatron's ranks."""
+    found = _logits(folder)
+    expected = _logits(source) if ranks is None else _native_logits(ranks, found.shape[-1])
+    reference, candidate = (torch.log_softmax(logits.double(), -1) for logits in (expected, found))
     kl = (reference.exp() * (reference - candidate)).sum(-1).flatten()
     agree = (reference.argmax(-1) == candidate.argmax(-1)).double()
     metrics = {
         "mean_kl": kl.mean().item(),
         "p95_kl": kl.quantile(0.95).item(),
-        "cosine": torch.cosine_similarity(_logits(source).double(), _logits(folder).double(), dim=-1).mean().item(),
+        "cosine": torch.cosine_similarity(expected.double(), found.double(), dim=-1).mean().item(),
         "top1": agree.mean().item(),
         "top1_positions": float(agree.numel()),
         "max_abs": (reference - candidate).abs().max().item(),
     }
-    return LogitsComparison("cast", "source", "release", row, kl.numel(), metrics, LIMITS[row])
+    name, witness = ("cast", "source") if ranks is None else ("mapping", "native forward")
+    return LogitsComparison(name, witness, "release", row, kl.numel(), metrics, LIMITS[row])
 
 
 @lru_cache(maxsize=8)
 def _logits(folder: Path) -> torch.Tensor:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    ids = torch.randint(0, model.config.vocab_size, (4, 96), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        return model(ids, use_cache=False).logits
+        return model(_ids(model.config.vocab_size), use_cache=False).logits
+
+
+@lru_cache(maxsize=8)
+def _native_logits(ranks: Path, vocab: int) -> torch.Tensor:
+    return run_native("megatron", (ranks,), [_ids(vocab)]).logits[0][..., :vocab]
+
+
+def _ids(vocab: int) -> torch.Tensor:
+    return torch.randint(0, vocab, (4, 96), generator=torch.Generator().manual_seed(3))
 
 
 def _statistics(file: str, name: str, tensor: torch.Tensor) -> dict:

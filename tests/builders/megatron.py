@@ -27,7 +27,8 @@ Tensors = dict[str, torch.Tensor]
 class Model:
     """Sizes and kind of a decoder. `experts` 0 is a dense model; `padded` are the rows of the stored embedding.
 
-    With `shared` (the width of the expert that every token passes) it is a Qwen2-MoE, whose layers in `dense` have no experts.
+    With `shared` (the width of the expert that every token passes) it is a Qwen2-MoE, with experts and `qk_norm` a Qwen3-MoE; their layers
+    in `dense` have no experts.
     """
 
     layers: int = 4
@@ -46,6 +47,11 @@ class Model:
     tied: bool = False
     dtype: torch.dtype = torch.float32
     seed: int = 0
+
+    @property
+    def is_qwen_moe(self) -> bool:
+        """Whether experts are called as Qwen calls them."""
+        return bool(self.experts and (self.shared or self.qk_norm))
 
 
 @dataclass(frozen=True)
@@ -107,14 +113,14 @@ def is_sparse(model: Model, layer: int) -> bool:
 
 
 def _router(model: Model) -> str:
-    return "mlp.gate" if model.shared else "block_sparse_moe.gate"
+    return "mlp.gate" if model.is_qwen_moe else "block_sparse_moe.gate"
 
 
 def _mlps(model: Model, layer: int) -> list[tuple[str, str, str]]:
     at = f"model.layers.{layer}"
     if not is_sparse(model, layer):
         return [(f"{at}.mlp.gate_proj.weight", f"{at}.mlp.up_proj.weight", f"{at}.mlp.down_proj.weight")]
-    if model.shared:
+    if model.is_qwen_moe:
         named = [f"{at}.mlp.experts.{expert}" for expert in range(model.experts)]
         return [(f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight", f"{expert}.down_proj.weight") for expert in named]
     experts = [f"{at}.block_sparse_moe.experts.{expert}" for expert in range(model.experts)]
@@ -125,10 +131,12 @@ def config(model: Model) -> dict[str, object]:
     """config.json of the model."""
     kind = "mixtral" if model.experts else "qwen3" if model.qk_norm else "qwen2" if model.qkv_bias else "llama"
     moe: dict[str, object] = {"num_local_experts": model.experts, "num_experts_per_tok": 1} if model.experts else {}
-    if model.shared:
-        kind = "qwen2_moe"
+    if model.is_qwen_moe:
+        kind = "qwen2_moe" if model.shared else "qwen3_moe"
         moe = {"num_experts": model.experts, "num_experts_per_tok": 1, "moe_intermediate_size": model.ffn}
-        moe |= {"shared_expert_intermediate_size": model.shared, "mlp_only_layers": list(model.dense), "qkv_bias": model.qkv_bias}
+        moe |= {"mlp_only_layers": list(model.dense)}
+    if model.shared:
+        moe |= {"shared_expert_intermediate_size": model.shared, "qkv_bias": model.qkv_bias}
     return {
         "model_type": kind,
         "hidden_size": model.hidden,
@@ -143,9 +151,13 @@ def config(model: Model) -> dict[str, object]:
     }
 
 
-def whole(model: Model, grid: Grid) -> Tensors:
-    """What Megatron holds of the model, uncut: global names, grouped Q, K and V, gate rows above up rows, padded vocabulary."""
-    weights, made = published(model), {}
+def whole(model: Model, grid: Grid, weights: Tensors | None = None) -> Tensors:
+    """What Megatron holds of the model, uncut: global names, grouped Q, K and V, gate rows above up rows, padded vocabulary.
+
+    `weights` are published ones; None for those that are drawn.
+    """
+    made: Tensors = {}
+    weights = published(model) if weights is None else weights
     noise = torch.Generator().manual_seed(model.seed + 1)
 
     def pad(rows: torch.Tensor) -> torch.Tensor:
@@ -260,12 +272,22 @@ def write_args(model: Model, grid: Grid) -> argparse.Namespace:
     )
 
 
-def write_legacy(folder: Path, model: Model, grid: Grid, *, step: int = 7, leave_out: tuple[str, ...] = (), optimizer: str = "") -> Tensors:
+def write_legacy(
+    folder: Path,
+    model: Model,
+    grid: Grid,
+    *,
+    step: int = 7,
+    leave_out: tuple[str, ...] = (),
+    optimizer: str = "",
+    weights: Tensors | None = None,
+) -> Tensors:
     """Write `mp_rank_*` folders; return the uncut tensors by global name.
 
-    `leave_out` names folders of ranks that are lost; `optimizer` is "plain", "masters" or "distributed".
+    `leave_out` names folders of ranks that are lost; `optimizer` is "plain", "masters" or "distributed"; `weights` are published ones,
+    None for those that are drawn.
     """
-    tensors = whole(model, grid)
+    tensors = whole(model, grid, weights)
     stages = _stage_names(model, grid, list(tensors))
     for pp in range(grid.pp):
         for tp, ep in _grid_of_files(grid):
@@ -334,13 +356,14 @@ def _save(held: object, path: Path) -> None:
 def saved_bytes(held: object) -> bytes:
     """What torch.save makes of an object; pickled under Megatron's module name, which is not installed here."""
     buffer = io.BytesIO()
-    with _module_of_megatron():
+    with module_of_megatron():
         torch.save(held, buffer)
     return buffer.getvalue()
 
 
 @contextmanager
-def _module_of_megatron() -> Iterator[None]:
+def module_of_megatron() -> Iterator[None]:
+    """A stand-in for the module that args name, as long as the context lasts."""
     module = types.ModuleType("megatron.core.transformer.enums")
     module.AttnBackend = AttnBackend  # type: ignore[attr-defined]
     names = ["megatron", "megatron.core", "megatron.core.transformer", module.__name__]
@@ -358,7 +381,7 @@ def _module_of_megatron() -> Iterator[None]:
 def edit_rank(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
     """Change what a rank's file holds, in place."""
     path = folder / "model_optim_rng.pt"
-    with _module_of_megatron():
+    with module_of_megatron():
         held = torch.load(path, weights_only=False)
     change(held)
     path.write_bytes(saved_bytes(held))

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from tests.builders.editing import Tensors, edit_tensors, set_fields
+from tests.builders.megatron_runs import RUNS, write_run
 from tests.builders.releases import MODELS, SoundRelease, build_release
-from tests.builders.saves import SAVES, save_of
-from tests.builders.zero import write_zero
+from tests.builders.saves import SAVES, save_release
 
 _DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 LARGEST_E4M3 = 448.0
@@ -73,7 +73,9 @@ def build_all(folder: Path) -> dict[str, SoundRelease]:
     for name, (model, encoding, with_cache) in QUANTIZED.items():
         sound[name] = quantize_release(sound[model], encoding, folder / name, with_cache=with_cache)
     for name, (model, _) in SAVES.items():
-        sound[name] = replace(sound[model], name=name, save=write_zero(folder / f"{name}_save", save_of(name, sound[model].folder)))
+        sound[name] = save_release(name, folder / f"{name}_save", sound[model])
+    for name, (model, _, _) in RUNS.items():
+        sound[name] = replace(sound[model], name=name, ranks=write_run(name, folder / f"{name}_save", sound[model].folder))
     return sound
 
 

@@ -6,6 +6,7 @@ the noise), norms that are not all ones, a vocabulary with more rows than the to
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,9 @@ class SoundRelease:
     """A sound folder, and the expectation read off its own headers (names and shapes are transformers').
 
     `source` is the folder that a quantized release was made from, and whose the expectation is; None for the folder itself. `save` is a
-    DeepSpeed save of the same weights, which the release counts as exported from; None for the folder itself.
+    DeepSpeed save of the same weights, which the release counts as exported from; None for the folder itself. `name_in_save` is what the
+    save calls a tensor. `ranks` is a Megatron save of the same weights, whose own forward the logits are held against; None for the
+    folder's forward.
     """
 
     name: str
@@ -63,6 +66,8 @@ class SoundRelease:
     expected: Expectation
     source: Path | None = None
     save: Path | None = None
+    name_in_save: Callable[[str], str] = str
+    ranks: Path | None = None
 
 
 def build_release(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, max_shard: str = "") -> SoundRelease:

@@ -1,21 +1,47 @@
 """DeepSpeed saves of the sound releases' weights, and releases as a wrong reader would take them from such a save."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from tests.builders.editing import Tensors, edit_tensors
-from tests.builders.zero import Zero, flat_vector, pieces_of, slice_of
+from tests.builders.releases import SoundRelease
+from tests.builders.zero import Zero, flat_vector, pieces_of, slice_of, write_zero
+from tests.builders.zero_parallel import write_experts
 
 FROZEN = "model.norm.weight"
+EP_DEGREE = 2  # of saves with native experts
+_EXPERT = re.compile(r"(?P<layer>.*\.)experts\.(?P<expert>\d+)(?P<rest>\..*)")
 # name → (model of tests.builders.releases, layout)
 SAVES: dict[str, tuple[str, dict[str, object]]] = {
     "zero2": ("dense", {"stage": 2, "world": 2, "maps": False}),
     "zero3": ("dense", {"stage": 3, "world": 3, "dtype": torch.float32}),
     "zero2_tied": ("tied", {"stage": 2, "world": 3, "aliases": {"lm_head.weight": "model.embed_tokens.weight"}}),
+    "zero2_experts": ("moe", {"stage": 2, "world": 4}),
 }
+
+
+def save_release(name: str, root: Path, model: SoundRelease) -> SoundRelease:
+    """Write the save `name` of SAVES under a root; returns its model's release as one exported from it."""
+    zero = save_of(name, model.folder)
+    experts: dict[int, Tensors] = {}
+    for own, value in zero.masters.items():
+        if match := _EXPERT.fullmatch(own):
+            experts.setdefault(int(match["expert"]), {})[native_name(f"{match['layer']}experts.{{}}{match['rest']}")] = value
+    if not experts:
+        return replace(model, name=name, save=write_zero(root, zero))
+    dense = replace(zero, masters={own: value for own, value in zero.masters.items() if not _EXPERT.fullmatch(own)})
+    folder = write_experts(root, dense, [experts[number] for number in sorted(experts)], ep_degree=EP_DEGREE)
+    return replace(model, name=name, save=folder, name_in_save=native_name)
+
+
+def native_name(name: str) -> str:
+    """Return what DeepSpeed's own expert layer calls a release's tensor."""
+    return name.replace(".experts.", ".deepspeed_moe.experts.deepspeed_experts.")
 
 
 def save_of(name: str, folder: Path) -> Zero:
@@ -41,19 +67,20 @@ def misread_slices(change: Callable[[list[torch.Tensor]], list[torch.Tensor]], *
 
 def misread_pieces(folder: Path) -> None:
     """Plant what a reader makes of the zero3 save that takes no padding into account."""
-    save = save_of("zero3", folder)
-    vectors = [torch.cat([pieces_of(save.masters[name], save.world)[rank] for name in save.masters]) for rank in range(save.world)]
+    edit_tensors(folder, lambda held: held.update(without_padding(save_of("zero3", folder), None)))
 
-    def change(held: Tensors) -> None:
-        at = 0
-        for name, master in save.masters.items():
-            part = master.numel() // save.world
-            pieces = [vector[at : at + part] for vector in vectors[:-1]]
-            rest = master.numel() - part * (save.world - 1)
-            held[name] = torch.cat([*pieces, vectors[-1][at : at + rest]]).reshape(master.shape)
-            at += part
 
-    edit_tensors(folder, change)
+def without_padding(save: Zero, slot: str | None) -> Tensors:
+    """What a reader makes of a ZeRO-3 save's masters, or of a moment, that takes no padding into account: all but the first are shifted."""
+    values = {name: master if slot is None else save.moment(slot, name) for name, master in save.masters.items()}
+    vectors = [torch.cat([pieces_of(value, save.world)[rank] for value in values.values()]) for rank in range(save.world)]
+    made, at = {}, 0
+    for name, value in values.items():
+        part = value.numel() // save.world
+        rest = value.numel() - part * (save.world - 1)
+        made[name] = torch.cat([*(vector[at : at + part] for vector in vectors[:-1]), vectors[-1][at : at + rest]]).reshape(value.shape)
+        at += part
+    return made
 
 
 def _walk(held: Tensors, names: list[str], flat: torch.Tensor) -> None:

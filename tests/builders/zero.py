@@ -76,8 +76,8 @@ class Zero:
     """One save. `groups` are the trained parameters of each group, in the flat order; `module` is the model's order of names.
 
     `gap` unused elements follow each parameter; `layout` is "zero", "bf16" (BF16_Optimizer), or "elastic"; `step` may be an int as
-    DeepSpeed's own optimizers keep it. `sub_numel` cuts ZeRO-3 groups into sub-groups. With `round_robin`, the ranks' maps are of another
-    order than the vectors, as the real ones are.
+    DeepSpeed's own optimizers keep it. `sub_numel` cuts ZeRO-3 groups into sub-groups. `moments` are given by slot and name, or drawn.
+    With `round_robin`, the ranks' maps are of another order than the vectors, as the real ones are.
     """
 
     masters: Tensors
@@ -98,6 +98,7 @@ class Zero:
     round_robin: bool = False
     client: dict[str, object] = field(default_factory=dict)
     tag: str = "global_step4"
+    moments: dict[str, Tensors] = field(default_factory=dict)
 
     @property
     def order(self) -> list[list[str]]:
@@ -116,6 +117,8 @@ class Zero:
 
     def moment(self, slot: str, name: str) -> torch.Tensor:
         """What the optimizer keeps of a parameter."""
+        if slot in self.moments:
+            return self.moments[slot][name]
         seed = sum(map(ord, slot + name))
         return torch.randn(self.masters[name].shape, generator=torch.Generator().manual_seed(seed))
 

@@ -27,8 +27,10 @@ def write_pipeline(root: Path, stages: list[Zero], *, layers: dict[str, Tensors]
     return folder
 
 
-def write_experts(root: Path, dense: Zero, experts: list[torch.Tensor], *, ep_degree: int) -> Path:
-    """Write a save of `dense.world` ranks whose experts (by global number) are spread over `ep_degree` of them, each group sharded."""
+def write_experts(root: Path, dense: Zero, experts: list[Tensors], *, ep_degree: int) -> Path:
+    """Write a save of `dense.world` ranks whose experts are spread over `ep_degree` of them, each group sharded. An expert, by its global
+    number, is its tensors by name with `{}` for the number.
+    """
     folder = root / dense.tag
     folder.mkdir(parents=True)
     (root / "latest").write_text(folder.name)
@@ -36,7 +38,7 @@ def write_experts(root: Path, dense: Zero, experts: list[torch.Tensor], *, ep_de
     groups = [
         replace(
             dense,
-            masters={EXPERT.format(n): experts[ep_rank * local + n] for n in range(local)},
+            masters={name.format(n): value for n in range(local) for name, value in experts[ep_rank * local + n].items()},
             groups=(),
             world=dense.world // ep_degree,
             aliases={},
@@ -52,9 +54,31 @@ def write_experts(root: Path, dense: Zero, experts: list[torch.Tensor], *, ep_de
         for rank in range(dense.world):
             own = optimizer_state(groups[rank % ep_degree], rank // ep_degree)
             _save_optimizer(_joined(optimizer_state(dense, rank), own), folder, rank, 0)
-        for number, value in enumerate(experts):
-            path = folder / f"layer_0_expert_{number}_mp_rank_00_model_states.pt"
-            torch.save({EXPERT.format(number): value.to(dense.dtype)}, path)
+        for number, tensors in enumerate(experts):
+            held = {name.format(number): value.to(dense.dtype) for name, value in tensors.items()}
+            torch.save(held, folder / f"layer_0_expert_{number}_mp_rank_00_model_states.pt")
+    return folder
+
+
+def write_tensor_parallel(root: Path, ranks: list[Zero], told: dict[str, object] | None, *, stages: int = 1) -> Path:
+    """Write a save of tensor-parallel ranks, each with its parts of every parameter; `told` is what it says of how they join. With
+    `stages`, the ranks are those of the first pipeline stage, then of the next.
+    """
+    folder = root / ranks[0].tag
+    folder.mkdir(parents=True)
+    (root / "latest").write_text(folder.name)
+    tp_degree = len(ranks) // stages
+    more = {"mp_world_size": len(ranks), "checkpoint_parallel_dimensions": {"pp_degree": stages, "tp_degree": tp_degree}}
+    more |= {"universal_checkpoint_info": told} if told is not None else {}
+    more |= {"module": None, "buffer_names": []} if stages > 1 else {}
+    with deepspeed_classes():
+        for mp, zero in enumerate(ranks):
+            for rank in range(zero.world):
+                name = f"zero_pp_rank_{rank}_mp_rank_{mp:02d}_model_states.pt" if zero.stage == 3 else f"mp_rank_{mp:02d}_model_states.pt"
+                if zero.stage == 3 or rank == 0:
+                    torch.save({**model_states(zero, rank), **more}, folder / name)
+                if zero.stage:
+                    _save_optimizer(optimizer_state(zero, rank), folder, rank, mp)
     return folder
 
 

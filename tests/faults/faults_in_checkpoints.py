@@ -5,12 +5,15 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from tests.builders.saves import without_padding
 from tests.builders.trainer import Run, write_run
+from tests.builders.zero import SLOTS, Tensors, example, write_zero
+from validators.drills.record import RECORD_NAME
 
 State = dict
 
@@ -18,7 +21,7 @@ State = dict
 @dataclass(frozen=True)
 class CheckpointFault:
     """One way a run's checkpoints are wrong. `plant` changes the run's root, after a first drill where `drilled_before`; `goals` are the
-    owner's; `log` says whether the drill sees the trainer's log.
+    owner's; `log` says whether the drill sees the trainer's log. `run` is a key of RUNS.
     """
 
     name: str
@@ -27,12 +30,41 @@ class CheckpointFault:
     goals: Mapping[str, object] = field(default_factory=dict)
     drilled_before: bool = False
     log: bool = False
+    run: str = "fsdp"
 
 
 def make_run(folder: Path) -> Path:
-    """The sound run that faults are planted into: saved at steps 3 and 6."""
+    """The sound run that most faults are planted into: saved at steps 3 and 6."""
     write_run(folder / "run")
     return folder / "run"
+
+
+def make_zero_run(folder: Path) -> Path:
+    """A sound run of DeepSpeed on three ranks, with a record of its one save."""
+    from flows.recording import record_checkpoint
+
+    write_zero(folder / "run", ZERO)
+    record_checkpoint(folder / "run", (), None, replace=False, workers=1)
+    (folder / "run.log.jsonl").touch()
+    return folder / "run"
+
+
+def recut(moments: Callable[[str], Tensors]) -> Callable[[Path], None]:
+    """Return what cuts the save of a DeepSpeed run for two ranks, as a tool does that takes `moments` for those of a slot."""
+
+    def plant(root: Path) -> None:
+        kept = root / ZERO.tag / RECORD_NAME
+        record = kept.read_bytes()
+        shutil.rmtree(root)
+        write_zero(root, replace(ZERO, world=2, moments={slot: moments(slot) for slot in SLOTS}))
+        kept.write_bytes(record)
+
+    return plant
+
+
+# Sound runs, by name
+RUNS: Mapping[str, Callable[[Path], Path]] = {"fsdp": make_run, "zero": make_zero_run}
+ZERO = example(3, 3, tag="global_step4", dtype=torch.float32)
 
 
 def leave(_: Path) -> None:
@@ -249,6 +281,7 @@ FAULTS: tuple[CheckpointFault, ...] = (
     CheckpointFault(
         "tokens_not_those_logged", "consistency.tokens-logged", edit(lambda state: state["train_state"].update(ntokens_seen=84)), log=True
     ),
+    CheckpointFault("zero_moments_shifted_by_padding", "state.changed", recut(lambda slot: without_padding(ZERO, slot)), run="zero"),
     CheckpointFault("pointer_to_an_incomplete_save", "commit.pointer", point_to_incomplete),
     CheckpointFault("object_added_after_the_record", "state.added", record_then(lambda state: state.update(note={"by": "someone"}))),
     CheckpointFault(

@@ -90,6 +90,29 @@ def rename(before: str, after: str) -> Callable[[Path], None]:
     return tensors(lambda held: held.update({after: held.pop(before)}))
 
 
+def exchange_nibbles(words: torch.Tensor) -> torch.Tensor:
+    """Return packed words with the two values of every byte exchanged."""
+    packed = words.contiguous().view(torch.uint8)
+    return ((packed >> 4) | (packed << 4)).view(torch.int32)
+
+
+def exchange_halves(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales whose first half of rows stands last, as two ranks' in the wrong order."""
+    return scales.roll(scales.shape[0] // 2, 0)
+
+
+def round_to_int4(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight as int4 leaves it, in its own dtype: nothing in the headers shows that it was quantized."""
+    scales = weight.abs().amax(1, keepdim=True) / 7.5
+    return (weight / scales).round().clamp(-8, 7) * scales
+
+
+def pass_off_packed_words(held: Tensors) -> None:
+    """Store packed int4 words under the weight's own name, called bf16."""
+    words = quantize_weight(held[f"{UP}.weight"], ENCODINGS["int4_group"])["weight_packed"]
+    held[f"{UP}.weight"] = words.view(torch.bfloat16)
+
+
 def lose_comparison(evidence: Evidence) -> Evidence:
     """Return evidence in which one weight could not be held against the source."""
     assert evidence.parts is not None
@@ -186,6 +209,11 @@ VALUES = (
         swap(("layers.0.self_attn.k_proj.weight_scale", "layers.1.self_attn.k_proj.weight_scale")),
     ),
     Fault("values_of_another_layer", INT8, "quantized.error", copy("layers.2.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight")),
+    Fault("scales_doubled", FP8, "quantized.error", assign(f"{UP}.weight_scale", lambda t: t * 2)),
+    Fault("scales_of_the_wrong_half", INT8, "quantized.error", assign(f"{UP}.weight_scale", exchange_halves)),
+    Fault("nibbles_exchanged", MOE, "quantized.error", assign(f"{EXPERT}.weight_packed", exchange_nibbles)),
+    Fault("int4_passed_off_as_whole", "dense", "values.differing", assign(f"{UP}.weight", round_to_int4)),
+    Fault("packed_words_passed_off_as_bf16", "dense", "shapes.wrong", tensors(pass_off_packed_words)),
     Fault("scales_coarse", INT4, "quantized.calibrated-error", assign(f"{UP}.weight_scale", lambda t: t * 1.14)),
     Fault("weight_not_in_the_source", INT8, "quantized.not-compared", leave, amend=lose_comparison),
 )

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import torch
+
+from tests.builders.editing import Tensors
 from tests.builders.saves import FROZEN, misread_pieces, misread_slices
-from tests.faults.faults_in_weights import tensors
+from tests.faults.faults_in_weights import leave, swap, tensors
 from tests.faults.planting import Fault
 
 
@@ -13,6 +16,22 @@ def exchange_ranks(save: Path) -> None:
     one.rename(aside)
     two.rename(one)
     aside.rename(two)
+
+
+def exchange_experts(save: Path) -> None:
+    """Give the low-precision files of two expert-parallel ranks' experts each other's numbers."""
+    for number in (0, 1):
+        one, two = (torch.load(_expert(save, n), weights_only=True) for n in (number, number + 2))
+        torch.save(_renumbered(two, number + 2, number), _expert(save, number))
+        torch.save(_renumbered(one, number, number + 2), _expert(save, number + 2))
+
+
+def _expert(save: Path, number: int) -> Path:
+    return save / f"layer_0_expert_{number}_mp_rank_00_model_states.pt"
+
+
+def _renumbered(tensors: Tensors, before: int, after: int) -> Tensors:
+    return {name.replace(f"_experts.{before}.", f"_experts.{after}."): value for name, value in tensors.items()}
 
 
 def _name(rank: int) -> str:
@@ -31,5 +50,12 @@ FAULTS = (
         "tied.head-differs",
         tensors(lambda held: held.update({"lm_head.weight": -held["model.embed_tokens.weight"]})),
     ),
+    Fault(
+        "zero_expert_ranks_exchanged",
+        "zero2_experts",
+        "experts.exchanged",
+        swap((".experts.0.", ".experts.2."), (".experts.1.", ".experts.3.")),
+    ),
+    Fault("zero_experts_exchanged_on_disk", "zero2_experts", "values.copy-differs", leave, damage=exchange_experts),
     Fault("zero_ranks_exchanged_on_disk", "zero2", "values.copy-differs", swap_slices, damage=exchange_ranks),
 )

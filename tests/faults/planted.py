@@ -2,6 +2,7 @@
 
 from tests.faults.faults_in_drift import FAULTS as IN_DRIFT
 from tests.faults.faults_in_files import FAULTS as IN_FILES
+from tests.faults.faults_in_mappings import FAULTS as IN_MAPPINGS
 from tests.faults.faults_in_policy import FAULTS as IN_POLICY
 from tests.faults.faults_in_quantized import FAULTS as IN_QUANTIZED
 from tests.faults.faults_in_saves import FAULTS as IN_SAVES
@@ -22,5 +23,6 @@ FAULTS: tuple[Fault, ...] = (
     *IN_DRIFT,
     *IN_QUANTIZED,
     *IN_SAVES,
+    *IN_MAPPINGS,
     *IN_POLICY,
 )

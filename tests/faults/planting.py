@@ -56,7 +56,8 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
     release = open_release(folder)
     files = [folder / file.name for file in release.files] if release.manifest else []
     plan = plan_of(source, dtype, sound.expected.keep_fp32)
-    targets = [whole(row.name, parse_shape(row.shape), row.dtype) for row in plan[["name", "shape", "dtype"]].itertuples(index=False)]
+    rows = plan[["name", "shape", "dtype"]].itertuples(index=False)
+    targets = [whole(row.name, parse_shape(row.shape), row.dtype, source=sound.name_in_save(row.name)) for row in rows]
     root = sound.save or source
     plan_path = write_plan(folder.parent / f"{folder.name}.plan.json", "zero" if sound.save else "hf", root, targets)
     measured = measure(folder, plan_path=plan_path, source_roots=(root,), workers=1)
@@ -68,7 +69,7 @@ def gather(folder: Path, source: Path, sound: SoundRelease, *, dtype: str = "", 
         tensors=measured.tensors,
         values=pd.concat([measured.values, copies], ignore_index=True) if len(copies) else measured.values,
         parts=measured.parts,
-        logits=(compare_logits(folder, source, logits),) if logits else (),
+        logits=(compare_logits(folder, source, logits, sound.ranks),) if logits else (),
         dtype=dtype,
         reference=refer_to(source, retrained=retrained),
         digests={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},

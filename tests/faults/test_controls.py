@@ -24,7 +24,7 @@ def assert_sound(results, *, skipped=SKIPPED_WITHOUT_LOGITS):
     assert [result.check for result in results if result.status == "passed" and result.examined == 0] == []
 
 
-@pytest.mark.parametrize("name", ["dense", "tied", "moe", "router_bias", "zero2", "zero3", "zero2_tied"])
+@pytest.mark.parametrize("name", ["dense", "tied", "moe", "router_bias", "zero2", "zero3", "zero2_tied", "zero2_experts"])
 def test_sound_release_has_no_finding_at_all(name, sound):
     results = judge_all(gather(sound[name].folder, sound[name].folder, sound[name]))
     assert_sound(results)
@@ -68,6 +68,14 @@ def test_honest_cast_passes_the_logits(name, row, sound, tmp_path):
     cast(torch.bfloat16)(folder)
     set_fields(folder / "config.json", dtype="bfloat16")
     assert_sound(judge_all(gather(folder, sound[name].folder, sound[name], dtype="BF16", logits=row)), skipped={"manifest"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "row"), [("megatron", "F32"), ("megatron_moe", "F32 MoE")])
+def test_a_sound_release_passes_what_megatrons_own_ranks_compute(name, row, sound):
+    evidence = gather(sound[name].folder, sound[name].folder, sound[name], logits=row)
+    assert evidence.logits[0].metrics["max_abs"] <= 1e-4
+    assert_sound(judge_all(evidence), skipped={"manifest"})
 
 
 def test_same_weights_in_one_file_pass(sound, tmp_path):

@@ -12,14 +12,21 @@ from flows.restore_drill import DrillFailedError, run_drill
 from flows.run import Outcome, PlainRunner
 from reports.codes import CODES
 from reports.drill_codes import DRILL_CODES
-from tests.faults.faults_in_checkpoints import FAULTS, CheckpointFault, edit, make_run
+from tests.builders.zero import SLOTS
+from tests.faults.faults_in_checkpoints import FAULTS, RUNS, ZERO, CheckpointFault, edit, recut
 from tests.faults.faults_in_resume import RESTORES, RESUMES
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """The sound run."""
-    return make_run(tmp_path_factory.mktemp("sound"))
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """The sound runs."""
+    return {name: make(tmp_path_factory.mktemp(name)) for name, make in RUNS.items()}
+
+
+@pytest.fixture(scope="module")
+def run(runs) -> Path:
+    """The sound run that most faults are planted into."""
+    return runs["fsdp"]
 
 
 def _drill(root: Path, fault: CheckpointFault | None = None) -> Outcome:
@@ -36,9 +43,9 @@ def _drill(root: Path, fault: CheckpointFault | None = None) -> Outcome:
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
-def test_fault_is_caught_by_its_code(fault, run, tmp_path):
-    root = Path(shutil.copytree(run, tmp_path / "run"))
-    shutil.copy(run.parent / "run.log.jsonl", tmp_path)
+def test_fault_is_caught_by_its_code(fault, runs, tmp_path):
+    root = Path(shutil.copytree(runs[fault.run], tmp_path / "run"))
+    shutil.copy(runs[fault.run].parent / "run.log.jsonl", tmp_path)
     if fault.drilled_before:
         assert _drill(root).verdict.green
     fault.plant(root)
@@ -56,6 +63,14 @@ def test_the_sound_run_is_green_without_a_word(run, tmp_path):
     for _ in range(2):
         outcome = _drill(root)
         assert (outcome.verdict.green, [f for r in outcome.report.results for f in r.findings]) == (True, [])
+
+
+def test_a_save_cut_for_another_number_of_ranks_is_the_one_recorded(runs, tmp_path):
+    root = Path(shutil.copytree(runs["zero"], tmp_path / "run"))
+    recut(lambda slot: {name: ZERO.moment(slot, name) for name in ZERO.masters})(root)
+    outcome = _drill(root)
+    (state,) = (result for result in outcome.report.results if result.check == "state")
+    assert (state.findings, state.measured["compared with a record"]) == ((), len(ZERO.truth) + len(ZERO.masters) * (len(SLOTS) + 1))
 
 
 @pytest.mark.parametrize("code", sorted(DRILL_CODES))

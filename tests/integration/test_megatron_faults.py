@@ -10,51 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from flows.export import NotPublishedError, run_export
 from flows.requests import ExportRequest
 from flows.run import PlainRunner, Silent
 from reports.errors import ReleaseError
-from tests.builders.megatron import Grid, Model, config, edit_rank, published, write_legacy
+from tests.builders.megatron import Grid, Model, edit_rank
+from tests.builders.megatron_runs import RUN, prepare, settings
 
 pytestmark = pytest.mark.slow
 
 DENSE = Model(hidden=16, heads=4, groups=2, head_dim=4, ffn=24, vocab=20, padded=32)
 EXPERTS = Model(hidden=16, heads=4, groups=2, head_dim=4, ffn=8, vocab=20, padded=32, experts=4)
-ARGS = {"position_embedding_type": "rope", "rotary_base": 10000, "use_rope_scaling": False, "layernorm_epsilon": 1e-5}
 Held = dict[str, torch.Tensor]
-
-
-def _settings(model: Model) -> dict[str, object]:
-    return config(model) | {
-        "architectures": ["MixtralForCausalLM" if model.experts else "LlamaForCausalLM"],
-        "max_position_embeddings": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-        "num_experts_per_tok": 2,
-        "dtype": "float32",
-    }
-
-
-def _prepare(folder: Path, model: Model, grid: Grid) -> None:
-    """A save, the config, and the logits of the sound model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    write_legacy(folder / "ckpt", model, grid)
-    (folder / "hf").mkdir()
-    (folder / "hf" / "config.json").write_text(json.dumps(_settings(model)))
-    save_file(published(model), folder / "hf" / "model.safetensors", {"format": "pt"})
-    live = AutoModelForCausalLM.from_pretrained(folder / "hf", config=AutoConfig.from_pretrained(folder / "hf"), dtype=torch.float32)
-    (folder / "hf" / "model.safetensors").unlink()
-    ids = torch.arange(16).reshape(2, 8) % model.vocab
-    with torch.no_grad():
-        logits = live.eval()(ids).logits.float()
-    save_file({"input_ids": ids, "logits": logits}, folder / "golden.safetensors", {"computed_in": "fp32"})
 
 
 def _export(folder: Path) -> None:
@@ -154,7 +122,7 @@ FAULTS: dict[str, tuple[Model, Grid, Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize(("model", "grid"), [(DENSE, Grid(tp=2, pp=2)), (EXPERTS, Grid(ep=2))], ids=["dense", "experts"])
 def test_a_sound_save_is_released(model, grid, tmp_path):
-    _prepare(tmp_path, model, Grid(**{**grid.__dict__, "args": ARGS}))
+    prepare(tmp_path, model, Grid(**{**grid.__dict__, "args": RUN}))
     _export(tmp_path)
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
@@ -162,7 +130,7 @@ def test_a_sound_save_is_released(model, grid, tmp_path):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_recorded_logits_catch_a_wrong_mapping(fault, tmp_path):
     model, grid, plant = FAULTS[fault]
-    _prepare(tmp_path, model, Grid(**{**grid.__dict__, "args": ARGS}))
+    prepare(tmp_path, model, Grid(**{**grid.__dict__, "args": RUN}))
     plant(tmp_path / "ckpt")
     with pytest.raises(NotPublishedError, match=r"logits\.mean-kl"):
         _export(tmp_path)
@@ -170,7 +138,7 @@ def test_recorded_logits_catch_a_wrong_mapping(fault, tmp_path):
 
 
 def test_a_head_replaced_by_the_embedding_is_caught(tmp_path):
-    _prepare(tmp_path, DENSE, Grid(tp=2, args=ARGS))
+    prepare(tmp_path, DENSE, Grid(tp=2, args=RUN))
     _on_every_rank(_head_of_embedding)(tmp_path / "ckpt")
     with pytest.raises(NotPublishedError, match=r"logits\.mean-kl"):
         _export(tmp_path)
@@ -186,21 +154,21 @@ def test_a_head_replaced_by_the_embedding_is_caught(tmp_path):
     ],
 )
 def test_a_config_that_is_not_the_models_is_refused_before_anything_is_written(changed, said, tmp_path):
-    _prepare(tmp_path, DENSE, Grid(tp=2, args=ARGS))
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(_settings(DENSE) | changed))
+    prepare(tmp_path, DENSE, Grid(tp=2, args=RUN))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(settings(DENSE) | changed))
     with pytest.raises(ReleaseError, match=said):
         _export(tmp_path)
 
 
 def test_a_vocabulary_cut_too_short_shows_in_the_logits(tmp_path):
-    _prepare(tmp_path, DENSE, Grid(tp=2, args=ARGS))
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(_settings(DENSE) | {"vocab_size": 18}))
+    prepare(tmp_path, DENSE, Grid(tp=2, args=RUN))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(settings(DENSE) | {"vocab_size": 18}))
     with pytest.raises(ReleaseError, match="logits"):
         _export(tmp_path)
 
 
 def test_norms_that_differ_between_ranks_are_refused(tmp_path):
-    _prepare(tmp_path, DENSE, Grid(tp=2, args=ARGS))
+    prepare(tmp_path, DENSE, Grid(tp=2, args=RUN))
     name = "decoder.layers.1.input_layernorm.weight"
     edit_rank(tmp_path / "ckpt" / "mp_rank_01", lambda held: held["model"][name].add_(1))
     with pytest.raises(ReleaseError, match=rf"{name}: .*mp_rank_01.* and mp_rank_00"):

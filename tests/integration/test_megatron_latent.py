@@ -1,19 +1,22 @@
 """DeepSeek-V3 as Megatron's ranks hold it (latent attention, router bias, shared experts, a dense first layer, a prediction layer).
 
-Rank files are written by hand from a tiny model of transformers; the release must be that model, bit for bit. No forward pass of Megatron
-is compared.
+Rank files are written by hand from a tiny model of transformers. The release must be that model, bit for bit, and the model written as
+ranks those files. No forward pass of Megatron is compared.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from flows.reshard_megatron import MegatronRequest, write_megatron_save
 from tasks.engine.families.families import find_family
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.planning.planner import PlanRequest, make_plan
 from tests.builders.megatron import Tensors, saved_bytes
+from tests.builders.megatron_files import load_rank, same_bits
 from tests.contract.assembled import assemble, same_bytes
 
 LAYERS, EXPERTS = 3, 4
@@ -43,11 +46,12 @@ def _model(q_lora: int | None):
 
 
 def _published(model: torch.nn.Module, folder: Path) -> Tensors:
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     model.save_pretrained(folder)  # type: ignore[operator]
-    held = load_file(folder / "model.safetensors")
-    return {name: torch.randn(value.shape) for name, value in held.items()}
+    held = {name: torch.randn(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    return held
 
 
 def _gated(held: Tensors, prefix: str, tp: int) -> Tensors:
@@ -108,3 +112,23 @@ def test_latent_attention_and_shared_experts_come_back(q_lora, tmp_path):
         whole = assemble(reader, box.name, box.full_shape)
         part = whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))]
         assert same_bytes(part, held[tensor.name]), tensor.name
+
+
+@pytest.mark.parametrize("q_lora", [12, None])
+def test_the_model_written_as_ranks_is_what_the_ranks_hold(q_lora, tmp_path):
+    _, model = _model(q_lora)
+    held = _published(model, tmp_path / "hf")
+    (tmp_path / "made").mkdir()
+    ranks = {"tp": 2, "pp": 1, "ep": 1, "etp": 2, "vpp": 1}
+    write_megatron_save(MegatronRequest(tmp_path / "hf", (), None, "", None, "auto", ranks, "transformer_engine", 10), tmp_path / "made")
+    for tp in range(2):
+        saved = load_rank(tmp_path / "made/release" / f"mp_rank_{tp:02d}")
+        found = {name: value for name, value in saved["model"].items() if value is not None}  # type: ignore[attr-defined]
+        expected = {name: value for name, value in _rank(held, tp).items() if not name.startswith("mtp.")}
+        single = {
+            re.sub(r"\.experts\.(linear_fc\d)\.weight(\d)$", r".experts.local_experts.\2.\1.weight", n): v for n, v in expected.items()
+        }
+        assert same_bits(found, single)
+    args = vars(saved["args"])  # type: ignore[arg-type]
+    assert (args["q_lora_rank"], args["kv_lora_rank"], args["qk_head_dim"], args["v_head_dim"]) == (q_lora, 8, 6, 8)
+    assert args["moe_layer_freq"] == [0, 1, 1]

@@ -1,9 +1,11 @@
 """What a run shows in Prefect, read back through Prefect's own client."""
 
+import base64
 import json
 import math
 import threading
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from prefect import flow, task
@@ -11,9 +13,19 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.context import get_run_context
 
-from reports.model import CheckResult, Finding
+from reports.errors import RequestError
+from reports.model import CheckResult, Finding, PastRun
 from reports.write import write_report
-from tasks.artifacts import MAX_FINDINGS, ProgressArtifact, artifact_key, show_check, show_findings, show_report
+from tasks.artifacts import (
+    MAX_FINDINGS,
+    ProgressArtifact,
+    artifact_key,
+    show_check,
+    show_findings,
+    show_refusal,
+    show_report,
+    show_trends,
+)
 from tests.builders.reports import GREEN, HOSTILE, LONG, RED, SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -50,6 +62,24 @@ def test_the_findings_are_one_table_with_errors_first():
     assert [row["severity"] for row in rows] == ["error"] * 11 + ["warning"]
     assert rows[0]["where"] == "`model.layers.0.mlp.down_proj.weight`"
     assert rows[0]["what to do"] == "`Export again from a complete checkpoint.`"
+
+
+def test_a_drills_numbers_are_pictures_from_the_second_run_on():
+    past = PastRun("drill-1", "2026-01-01T00:00:00+00:00", "D2", 3, True, 3.0, 60.0, 1000)
+    runs = (past, replace(past, run_id="drill-2", green=False, rto_seconds=5.0))
+    assert artifacts_of(lambda: show_trends(replace(GREEN, history=runs[:1]))) == {}
+    shown = artifacts_of(lambda: show_trends(replace(GREEN, history=runs)))
+    assert set(shown) == {"trend-recovery-time-s", "trend-work-lost-s", "trend-bytes-of-the-newest-save"}
+    picture = shown["trend-recovery-time-s"]
+    kind, _, text = picture.data.partition(";base64,")
+    assert (picture.type, kind) == ("image", "data:image/svg+xml")
+    assert ElementTree.fromstring(base64.b64decode(text)).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_refusal_says_what_where_and_what_to_do():
+    (shown,) = artifacts_of(lambda: show_refusal(RequestError("does not exist", where="/a/b", remedy="Check the path."))).values()
+    assert shown.key == "report"
+    assert [part in shown.data for part in ("does not exist", "`/a/b`", "Check the path.")] == [True] * 3
 
 
 def test_a_finding_about_nan_keeps_the_word():

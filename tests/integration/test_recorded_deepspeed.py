@@ -27,7 +27,7 @@ def test_weights_and_moments_are_the_live_engines(name):
         assert "/" in key or same_bytes(gather(stored, key, value), value), key
 
 
-@pytest.mark.parametrize("name", [path.name for path in GOLDEN.iterdir() if path.name != "zero3_subgroups_fp32"])
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if "zero3" not in path.name and "autotp" not in path.name))
 def test_masters_rounded_are_the_weights_in_the_model_states(name):
     folder = GOLDEN / name / "ckpt"
     with deepspeed_classes():

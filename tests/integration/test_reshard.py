@@ -10,7 +10,7 @@ from reports.errors import FormatError, ReleaseError, RequestError
 from tests.builders.hf import write_shards
 from tests.builders.universal import write_universal
 from tests.builders.zero import SLOTS, Zero, example, write_zero
-from tests.builders.zero_parallel import EXPERT, write_experts
+from tests.builders.zero_parallel import EXPERT, write_experts, write_tensor_parallel
 
 
 def _load(path: Path) -> object:
@@ -70,10 +70,18 @@ def test_what_deepspeeds_own_tool_writes_is_written_alike(tmp_path):
 
 def test_experts_have_folders_of_their_own(tmp_path):
     experts = [torch.randn(3, 5) for _ in range(4)]
-    write_experts(tmp_path / "ckpt", Zero({"embed.weight": torch.randn(7, 3)}, 2, 4), experts, ep_degree=2)
+    write_experts(tmp_path / "ckpt", Zero({"embed.weight": torch.randn(7, 3)}, 2, 4), [{EXPERT: value} for value in experts], ep_degree=2)
     zero = write_checkpoint(tmp_path / "ckpt", tmp_path / "out") / "global_step4_universal/zero"
     for number, value in enumerate(experts):
         assert torch.equal(_values(_load(zero / EXPERT.format(number) / "fp32.pt"), 2), value)
+
+
+def test_a_save_of_tensor_parallel_ranks_is_refused(tmp_path):
+    ranks = [Zero({"norm.weight": torch.ones(3), "up.weight": torch.randn(4, 3)}) for _ in range(2)]
+    write_tensor_parallel(tmp_path / "ckpt", ranks, {"tp_replicated_parameter_patterns": ["norm"]})
+    with pytest.raises(ReleaseError, match="is of 2 tensor-parallel ranks"):
+        write_checkpoint(tmp_path / "ckpt", tmp_path / "out")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ckpt"]
 
 
 def test_a_damaged_master_is_found_and_nothing_is_left(tmp_path):

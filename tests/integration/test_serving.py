@@ -1,101 +1,42 @@
 """`shardwright serve`, for real: its server answers, what it offers runs when asked, and it leaves nothing behind when told to stop."""
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
-from tests.builders.released import GOLDEN
+from tests.integration.served import CASE, ROOT, Served, make_run, serving
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-CASE = GOLDEN / "accelerate_llama"
-COMMAND = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli import main; main()"
-PATIENCE = 300.0
-OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-
-
-@dataclass
-class Served:
-    """A running `shardwright serve`."""
-
-    process: subprocess.Popen[str]
-    api: str
-    place: Path
-
-    def post(self, route: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{self.api}{route}", json=body, timeout=60)
-
-    def deployment(self, name: str) -> dict:
-        return httpx.get(f"{self.api}/deployments/name/{name}", timeout=60).raise_for_status().json()
-
-    def run(self, name: str, **request: object) -> dict:
-        """Ask for a run, wait until it is over, and return it."""
-        offered = self.deployment(name)
-        parameters = {"request": offered["parameters"].get("request", {}) | request}
-        asked = self.post(f"/deployments/{offered['id']}/create_flow_run", parameters=parameters, state={"type": "SCHEDULED"})
-        asked.raise_for_status()
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            found = httpx.get(f"{self.api}/flow_runs/{asked.json()['id']}", timeout=60).json()
-            if found["state_type"] in OVER:
-                return found
-            time.sleep(1)
-        raise AssertionError(f"{name} is not over after {PATIENCE} s")
-
-    def artifacts(self, run: dict) -> dict[str, str]:
-        found = self.post("/artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}).json()
-        return {artifact["key"]: str(artifact["data"]) for artifact in found}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     """A server that looks after a training run with one complete step."""
     place = tmp_path_factory.mktemp("served")
-    shutil.copytree(CASE / "ckpt", place / "run/step-3")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    asked = ["serve", "--port", str(port), "--root", "run", "--evaluations", "evaluations", "--assets", str(CASE / "hf")]
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | {"PREFECT_HOME": str(place / "home")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *asked], cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    said = []
-    while not said or not said[-1].startswith("stop "):
-        line = process.stdout.readline()
-        assert line, f"it ended: {said}"
-        said.append(line)
-    assert said[0] == f"open     http://127.0.0.1:{port}\n"
-    yield Served(process, f"http://127.0.0.1:{port}/api", place)
-    if process.poll() is None:
-        process.kill()
+    make_run(place)
+    with serving(place, "--root", "run", "--evaluations", "evaluations", "--assets", str(CASE / "hf")) as running:
+        yield running
 
 
 def test_the_page_is_served_and_knows_its_own_port(served):
-    page = served.api.removesuffix("/api")
-    assert "<html" in httpx.get(f"{page}/v2/", timeout=60, follow_redirects=True).text.lower()
-    settings = httpx.get(f"{page}/ui-settings", timeout=60, follow_redirects=True)
+    assert "<html" in httpx.get(f"{served.page}/v2/", timeout=60, follow_redirects=True).text.lower()
+    settings = httpx.get(f"{served.page}/ui-settings", timeout=60, follow_redirects=True)
     assert settings.json()["api_url"] == served.api
 
 
 def test_forms_describe_their_fields(served):
-    for name in ("export/on-demand", "release%20gate/on-demand", "restore%20drill/on-demand", "export%20newest/evaluation"):
+    for name in (
+        "export/on-demand",
+        "release%20gate/on-demand",
+        "restore%20drill/on-demand",
+        "export%20newest/evaluation",
+        "retention%20plan/on-demand",
+    ):
         schema = served.deployment(name)["parameter_openapi_schema"]
         fields = next(iter(schema["definitions"].values()))["properties"]
-        assert len(fields) > 5
+        assert len(fields) > 4
         assert [field for field, said in fields.items() if not said.get("description")] == []
 
 
@@ -111,6 +52,14 @@ def test_the_newest_checkpoint_is_exported_once(served):
     assert len(list((served.place / "runs").glob("export-*"))) == 1
 
 
+def test_a_plan_of_what_may_go_is_shown_and_deletes_nothing(served):
+    plan = served.run("retention%20plan/weekly-plan")
+    assert (plan["name"], plan["state_type"]) == ("plan of run", "COMPLETED")
+    shown = served.artifacts(plan)
+    assert "nothing was deleted" in shown["report"]
+    assert (served.place / "run/step-3").is_dir()
+
+
 def test_a_red_gate_fails_its_run_and_says_why(served):
     folder = served.place / "broken"
     folder.mkdir()
@@ -122,31 +71,57 @@ def test_a_red_gate_fails_its_run_and_says_why(served):
     assert "not accepted" in served.artifacts(run)["report"]
 
 
+EXPORT, GATE, DRILL, NEWEST, PLAN = (
+    "export/on-demand",
+    "release%20gate/on-demand",
+    "restore%20drill/on-demand",
+    "export%20newest/evaluation",
+    "retention%20plan/on-demand",
+)
+
+
 @pytest.mark.parametrize(
-    ("request_", "word"),
+    ("deployment", "request_", "word"),
     [
-        ({"source": "/nowhere", "to": "x", "dtype": "int7"}, "int7"),
-        ({"to": "x"}, "source"),
-        ({"source": "a", "to": "b", "workerz": 1}, "workerz"),
+        (EXPORT, {"source": "/nowhere", "to": "x", "dtype": "int7"}, "int7"),
+        (EXPORT, {"to": "x"}, "source"),
+        (EXPORT, {"source": "a", "to": "b", "workerz": 1}, "workerz"),
+        (GATE, {"release": "a", "weights": "other"}, "other"),
+        (GATE, {}, "release"),
+        (DRILL, {"root": "a", "level": "D4"}, "D4"),
+        (DRILL, {"root": "a", "steps": 1}, "1 is less than the minimum of 3"),
+        (NEWEST, {"root": "a", "into": "b", "dtype": "int7"}, "int7"),
+        (NEWEST, {"root": "a"}, "into"),
+        (PLAN, {"root": "a", "apply": True}, "apply"),
     ],
 )
-def test_a_form_filled_in_wrongly_is_refused_at_once(served, request_, word):
-    offered = served.deployment("export/on-demand")
-    answer = served.post(f"/deployments/{offered['id']}/create_flow_run", parameters={"request": request_})
+def test_a_form_filled_in_wrongly_is_refused_at_once(served, deployment, request_, word):
+    answer = served.post(f"/deployments/{served.deployment(deployment)['id']}/create_flow_run", parameters={"request": request_})
     assert answer.status_code in (409, 422)
     assert word in answer.text
 
 
-def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(served):
-    run = served.run("export/on-demand", source="/nowhere", to=str(served.place / "out"))
+@pytest.mark.parametrize(
+    ("deployment", "request_", "word"),
+    [
+        (EXPORT, {"source": "/nowhere", "to": "/tmp/out"}, "/nowhere: does not exist"),
+        (EXPORT, {"source": str(CASE / "ckpt"), "to": "/tmp/out", "skip": ["logits"]}, "NAME=REASON"),
+        (GATE, {"release": "/nowhere"}, "/nowhere: does not exist"),
+        (DRILL, {"root": "/nowhere"}, "/nowhere: does not exist"),
+        (DRILL, {"root": str(CASE), "level": "D1", "resume": "train:step"}, "is level D3, not D1"),
+        (NEWEST, {"root": "/nowhere", "into": "/nowhere"}, "/nowhere: does not exist"),
+        (PLAN, {"root": "/nowhere"}, "/nowhere: does not exist"),
+    ],
+)
+def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(served, deployment, request_, word):
+    run = served.run(deployment, **request_)
     assert run["state_type"] == "FAILED"
-    assert "does not exist" in run["state"]["message"]
+    assert word in run["state"]["message"]
     assert not (served.place / "out").exists()
 
 
 def test_it_stops_when_told_to_and_its_server_with_it(served):
-    served.process.send_signal(signal.SIGTERM)
-    served.process.communicate(timeout=120)
+    served.stop()
     assert served.process.returncode == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.api}/health", timeout=5)

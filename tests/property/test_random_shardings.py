@@ -31,8 +31,8 @@ def _small_bands():
     # Bands and buffers of a few bytes, so that tiny tensors take many.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execute, "BAND_NBYTES", 40)
-        patch.setattr(execute, "CHUNK_NBYTES", 24)
         patch.setattr(pipeline, "CHUNK_NBYTES", 24)
+        patch.setattr(pipeline, "WRITE_NBYTES", 10)
         yield
 
 

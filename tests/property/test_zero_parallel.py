@@ -66,7 +66,7 @@ def test_experts_have_their_global_numbers(degrees, local, maps):
     experts = [_randn(3, 5) for _ in range(local * ep_degree)]
     dense = Zero({"embed.weight": _randn(7, 3), "gate.weight": _randn(len(experts), 3)}, 2, world, maps=maps)
     with tempfile.TemporaryDirectory() as root:
-        folder = write_experts(Path(root), dense, experts, ep_degree=ep_degree)
+        folder = write_experts(Path(root), dense, [{EXPERT: value} for value in experts], ep_degree=ep_degree)
         names = [EXPERT.format(number) for number in range(len(experts))]
         group = Zero({EXPERT.format(n): experts[n] for n in range(local)}, 2)
         _hold(folder, {**dense.masters, **dict(zip(names, experts, strict=True))}, {**dict.fromkeys(names, group), "embed.weight": dense})

@@ -92,7 +92,7 @@ REFUSED = {
         "no check 'shape'; there are files, manifest, secrets",
         "required_checks",
     ),
-    "unknown_row": ("limits:\n  F32: {mean_kl: 1}\n  FP8: {mean_kl: 1}\n", 3, "limits.FP8", "F32, F16, BF16"),
+    "unknown_row": ("limits:\n  F32: {mean_kl: 1}\n  FP4: {mean_kl: 1}\n", 3, "limits.FP4", "F32, F16, BF16"),
     "unknown_metric": ("limits:\n  F32:\n    mean_kld: 1\n", 3, "limits.F32.mean_kld", "mean_kl, p95_kl, cosine, top1"),
     "negative_limit": ("limits:\n  F32:\n    mean_kl: -1\n", 3, "greater than or equal to 0", "mean_kl"),
     "limit_of_infinity": ("limits:\n  F32:\n    mean_kl: .inf\n", 3, "finite number", "mean_kl"),

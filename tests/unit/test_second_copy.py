@@ -60,7 +60,7 @@ def test_a_change_below_the_copys_precision_is_not_seen(tmp_path):
 def test_exchanged_experts_are_found(tmp_path):
     experts = [torch.randn(3, 5) for _ in range(4)]
     dense = Zero({"embed.weight": torch.randn(7, 3)}, 2, 4)
-    folder = write_experts(tmp_path, dense, experts, ep_degree=2)
+    folder = write_experts(tmp_path, dense, [{EXPERT: value} for value in experts], ep_degree=2)
     exchanged = [experts[2], experts[3], experts[0], experts[1]]  # as if rank r had expert-parallel rank 1 - r % 2
     released = {**dense.masters, **{EXPERT.format(n): value for n, value in enumerate(exchanged)}}
     table, witness = _measure(tmp_path, folder, released)

@@ -75,6 +75,7 @@ DEEPSEEK_V3 = Family(
         }
     ),
     experts=ExpertNames(_ROUTER.name, tuple(row.name for row in _EXPERTS)),
+    ignore=("lm_head", r"re:.*\.mlp\.gate$"),
     keep_fp32=("*.mlp.gate.e_score_correction_bias",),
     may_keep_fp32=("*.mlp.gate.weight",),  # transformers does; the published weights do not
 )

@@ -49,7 +49,11 @@ class ConfigKeys:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One model family. `namings` are tried in order; the first is the published one."""
+    """One model family. `namings` are tried in order; the first is the published one.
+
+    `ignore` are the linear layers that no quantizer touches, as compressed-tensors writes them: names, or `re:` patterns. `not_linear`
+    says why none can be quantized, "" where they can.
+    """
 
     name: str
     model_types: tuple[str, ...]
@@ -61,6 +65,8 @@ class Family:
     experts: ExpertNames | None = None
     keep_fp32: tuple[str, ...] = ()
     may_keep_fp32: tuple[str, ...] = ()  # that other writers leave in fp32 as well; a release may
+    ignore: tuple[str, ...] = ("lm_head",)
+    not_linear: str = ""
 
     def dims(self, config: Config) -> Dims:
         """Return the model's sizes.

@@ -81,4 +81,5 @@ GPT2 = Family(
         defaults={"tie_word_embeddings": True},
         hidden_multiples={"intermediate": 4},
     ),
+    not_linear="its matrices are Conv1D, (in, out), which no quantized format holds",
 )

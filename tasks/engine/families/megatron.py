@@ -7,6 +7,9 @@ Source: Megatron-LM core 0.12 to main, megatron/core/models/gpt/gpt_layer_specs.
 wrote and the logits of the live models.
 """
 
+import re
+from collections.abc import Collection, Sequence
+
 from tasks.engine.families.decoder import EMBEDDING, HEAD
 from tasks.engine.tensors.ops import CutRows, SplitQkv, SplitRows
 from tasks.engine.tensors.rules import Drop, Rule, rename
@@ -52,6 +55,27 @@ QK_NORMS: tuple[Rule, ...] = rename(
     tuple((f"{_ATTENTION}.{letter}_layernorm.weight", f"{_TO}.self_attn.{letter}_norm.weight") for letter in "qk")
 )
 BLOCK: tuple[Rule | Drop, ...] = (*OUTSIDE, *INPUT_NORM, *MLP_NORM, *QKV, *OUTPUT)
+
+
+SPECS = ("local", "transformer_engine")  # Megatron's --transformer-impl
+_SINGLETON = re.compile(r"_[wv]$")  # halves of a gated fc1 as torch_dist may keep them
+_FUSED_NORM = re.compile(r"\.layer_norm_(weight|bias)$")
+
+
+def choose_names(names: Sequence[str], present: Collection[str], spec: str) -> list[str]:
+    """Return, of the names that one tensor has in different checkpoints, those that a rank's file has under a spec.
+
+    Args:
+        names: all of them.
+        present: names of all tensors of the model.
+        spec: one of SPECS. Transformer Engine fuses a norm into the linear behind it, where the layer has that linear.
+
+    Returns:
+        One name, as long as the table above gives each spec one.
+    """
+    fused = [name for name in names if _FUSED_NORM.search(name) and _FUSED_NORM.sub(r".weight", name) in present]
+    apart = [name for name in names if not _FUSED_NORM.search(name) and not _SINGLETON.search(name)]
+    return fused if fused and spec == "transformer_engine" else apart
 
 
 def gated_mlp(source: str, gate: str, up: str, down: str, parts: tuple[str, ...] = ("weight",)) -> tuple[Rule, ...]:

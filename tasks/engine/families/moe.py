@@ -79,6 +79,7 @@ MIXTRAL = Family(
     head=HEAD,
     config=ConfigKeys(defaults={"num_kv_heads": 8}),
     experts=ExpertNames(_MIXTRAL_ROUTER.name, tuple(row.name for row in _MIXTRAL_EXPERTS)),
+    ignore=("lm_head", r"re:.*\.block_sparse_moe\.gate$"),
 )
 
 _QWEN3_EXPERTS = expert_rows(f"{_L}.mlp.experts", "gate_proj", "up_proj", "down_proj")
@@ -107,6 +108,7 @@ QWEN3_MOE = Family(
     head=HEAD,
     config=ConfigKeys(defaults={"num_kv_heads": 4}),
     experts=ExpertNames(_QWEN3_ROUTER.name, tuple(row.name for row in _QWEN3_EXPERTS)),
+    ignore=("lm_head", r"re:.*\.mlp\.gate$"),
 )
 
 _MLP = f"{_L}.mlp"
@@ -148,4 +150,5 @@ QWEN2_MOE = Family(
         }
     ),
     experts=ExpertNames(_QWEN3_ROUTER.name, tuple(row.name for row in _QWEN3_EXPERTS)),
+    ignore=("lm_head", r"re:.*\.mlp\.gate$", r"re:.*\.shared_expert_gate$"),
 )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.errors import FormatError
+from reports.errors import FormatError, RequestError
 from tasks.engine.containers.torch_pickle import StoredTensor
 from tasks.engine.tensors.region import Region
 
@@ -111,6 +111,40 @@ def place_part(
     if cut == "whole":
         return _whole(tensor)
     return _cut(tensor, {"column": 0, "row": 1}[cut], rank, ranks)
+
+
+def share_of(name: str, shapes: Mapping[str, tuple[int, ...]], rank: int, ranks: int) -> tuple[Region, ...]:
+    """Return which boxes of a whole tensor one rank holds, joined on dim 0: where `place_part` puts them.
+
+    Args:
+        name: the parameter, a key of `shapes`.
+        shapes: of the whole tensors.
+        rank: its tensor-parallel coordinate; of an expert's parameter, the expert-tensor-parallel one.
+        ranks: how many there are.
+
+    Returns:
+        One box, or the gate's and the up projection's.
+
+    Raises:
+        RequestError: what is cut does not divide, or no rule says how it is cut.
+    """
+    shape = shapes[name]
+    cut = next((cut for pattern, cut in CUTS if pattern.search(name)), None)
+    if cut in ("whole", "declared") or ranks == 1:
+        return (Region.whole(shape),)
+    if cut is None:
+        raise RequestError(f"no rule says how {name} is cut over {ranks} tensor-parallel ranks", where="--tp", remedy="Take 1.")
+    dim, parts = 1 if cut == "row" else 0, 1
+    if cut == "gated":
+        second = shapes[re.sub(r"\.linear_fc1\.(?:weight|bias)$", ".linear_fc2.weight", name)]
+        parts = shape[0] // second[1]
+    length = shape[dim] // (parts * ranks)
+    if length * parts * ranks != shape[dim]:
+        what = f"{shape[dim] // parts} {'columns' if dim else 'rows'} of {name}"
+        raise RequestError(f"{what} do not divide over {ranks} ranks", where="--tp", remedy="Choose a divisor.")
+    extent = tuple(length if d == dim else n for d, n in enumerate(shape))
+    starts = (length * (part * ranks + rank) for part in range(parts))
+    return tuple(Region(tuple(start if d == dim else 0 for d in range(len(shape))), extent) for start in starts)
 
 
 def _whole(tensor: StoredTensor) -> Whole:

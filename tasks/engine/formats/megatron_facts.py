@@ -120,6 +120,8 @@ _DERIVED: Mapping[str, Callable[[Args], Fact | None]] = {
     "has_bias": lambda args: _flag(args.get("add_bias_linear")),
     "has_qkv_bias": lambda args: _flag(args.get("add_qkv_bias")),
     "has_qk_norm": lambda args: _flag(args.get("qk_layernorm")),
+    "spec": lambda args: _text(args.get("transformer_impl")),
+    "vocab_multiple": lambda args: _whole(args.get("make_vocab_size_divisible_by")),
     "all_sparse": lambda args: args.get("moe_layer_freq", 1) == 1 if args.get("num_experts") else None,
 }
 

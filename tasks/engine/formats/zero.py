@@ -3,8 +3,8 @@
 The weights are the optimizer's fp32 masters; what it does not hold (buffers, frozen and untrained weights) comes from the model states.
 Optimizer files are indexed, never loaded.
 
-Refused: ranks missing or left over from a save of another world size, model states without their optimizer files, tensor parallelism
-(no file says how its parts join); see also zero_names, zero_states and zero_homes.
+Refused: ranks missing or left over from a save of another world size, model states without their optimizer files; see also zero_names,
+zero_states, zero_homes and zero_joins.
 
 Source: deepspeed 0.19.8, runtime/engine.py, utils/zero_to_fp32.py.
 """
@@ -22,7 +22,7 @@ from tasks.engine.formats.hf import TRAINER_FILES, HuggingFaceReader
 from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import Probe, Source
 from tasks.engine.formats.state_dict import strip_all
-from tasks.engine.formats.zero_files import ZeroFiles, open_save
+from tasks.engine.formats.zero_files import INFO_FILE, ZeroFiles, open_save
 from tasks.engine.formats.zero_homes import MASTER, Home, Part
 from tasks.engine.formats.zero_model import Model, find_model
 from tasks.engine.formats.zero_names import Save, find_root, is_save, locate_save
@@ -43,6 +43,7 @@ class Anatomy:
     written: Mapping[str, str]
     weights: tuple[FoundFile, ...]
     optimizer: FoundFile | None
+    tp_degree: int
 
 
 class ZeroReader(DeepSpeedReader):
@@ -104,7 +105,7 @@ class ZeroReader(DeepSpeedReader):
             files.models[0][0].step if files.models[0][0].step is not None else step_of(save.source.path.absolute()),
             MappingProxyType(tensors),
             self._table.builder.build(),
-            (*_state_of(model, short, files), *_root_files(self._source.path, save)),
+            (*_state_of(model, short, files), *_root_files(self._source.path, save), *_given_files(files)),
             digest_files(files.pickles(), files.found),
             sum(file.nbytes for file in files.found),
             tuple(replicas),
@@ -124,6 +125,7 @@ def _anatomy_of(save: Save, files: ZeroFiles, model: Model, short: Mapping[str, 
         {stripped: name for name, stripped in short.items()},
         tuple(file for file in files.found if file not in optims),
         optims[0] if optims else None,
+        files.tp_degree,
     )
 
 
@@ -151,6 +153,12 @@ def _root_files(root: Path, save: Save) -> list[StateItem]:
         return []
     paths = [root.absolute() / name for name in list_names(root) if any(pattern.match(name) for pattern in TRAINER_FILES)]
     return [StateItem(path.name, "object", places=(Locator(str(path), 0, path.stat().st_size),)) for path in paths]
+
+
+def _given_files(files: ZeroFiles) -> list[StateItem]:
+    # What the user says of the save.
+    given = [file for file in files.found if file.name == INFO_FILE]
+    return [StateItem(file.name, "object", places=(Locator(file.absolute, 0, file.nbytes),)) for file in given]
 
 
 def _notes(root: Path, save: Save) -> list[str]:

@@ -4,16 +4,19 @@ How many ranks there are is told by the files: by the optimizer files' `partitio
 `mp_world_size`. Ranks that are missing, and ranks too many, are named by number.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.errors import FormatError, name_some
+from tasks.engine.containers.ranges import read_whole
 from tasks.engine.containers.torch_pickle import StoredTensor
-from tasks.engine.formats.folders import FoundFile, find_files
+from tasks.engine.formats.folders import FoundFile, find_file, find_files
 from tasks.engine.formats.zero_names import EXPERT, EXPERT_OPTIM, LAYER, MODEL, OPTIM, RANK, SHARDED_MODEL, NamedFile, Save
 from tasks.engine.formats.zero_states import ModelStates, OptimStates, TorchFile, open_states, read_model_states, read_optim_states
 from tasks.engine.formats.zero_walk import REMEDY
 
+INFO_FILE = "universal_checkpoint_info.json"  # of the user, where the writer recorded nothing
 STALE = "Move away the files of the other save, or export another step."
 
 
@@ -35,6 +38,16 @@ class ZeroFiles:
     layers: tuple[WeightFile, ...]
     experts: tuple[WeightFile, ...]
     found: tuple[FoundFile, ...]
+    joins: Mapping[object, object] | None
+
+    @property
+    def tp_degree(self) -> int:
+        """Tensor-parallel ranks; the mp ranks of one pipeline stage follow each other."""
+        first = self.models[0][0]
+        if first.tp_degree is not None:
+            return first.tp_degree
+        is_pipeline = first.module is None
+        return 1 + max((weights.named.mp for weights in self.layers), default=0) if is_pipeline else len(self.models)
 
     @property
     def sharded(self) -> bool:
@@ -76,7 +89,22 @@ def open_save(save: Save) -> ZeroFiles:
     optims = opened.optims(save.of_kind(OPTIM), first.mp_world, world)
     _refuse_lone_models(models, optims, save)
     layers, experts = (opened.weights(save.of_kind(kind)) for kind in (LAYER, EXPERT))
-    return ZeroFiles(models, optims, layers, experts, tuple(opened.found.values()))
+    joins = first.joins if first.joins is not None else _given_joins(opened, save)
+    return ZeroFiles(models, optims, layers, experts, tuple(opened.found.values()), joins)
+
+
+def _given_joins(opened: "_Opened", save: Save) -> Mapping[object, object] | None:
+    # What the user says where the writer recorded nothing.
+    if find_file(save.source, "", INFO_FILE) is None:
+        return None
+    (found,) = opened.find([INFO_FILE])
+    try:
+        told = json.loads(read_whole(found.absolute))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"is not JSON: {error}", where=found.absolute, remedy="Mend it, or leave it out.") from error
+    if not isinstance(told, dict):
+        raise FormatError(f"holds a {type(told).__name__}, not an object", where=found.absolute, remedy="Mend it, or leave it out.")
+    return told
 
 
 class _Opened:

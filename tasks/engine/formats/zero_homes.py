@@ -28,12 +28,23 @@ MASTER = "master"
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the part of one tensor-parallel rank lies in the whole: its own shape, and what is added to an index in it."""
+
+    shape: Shape
+    shift: Shape
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """Values of a home: a range of the vector `tensor`, or all of it where `extent` is None."""
+    """Values of a home: a range of the vector `tensor`, or all of it where `extent` is None. The range counts the home's elements, or
+    those of a rank's part of it where there is a `placement`.
+    """
 
     file: TorchFile
     tensor: StoredTensor
     extent: Extent | None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

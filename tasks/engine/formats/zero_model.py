@@ -4,20 +4,22 @@
     pipeline    each stage has its own groups; a tied module has a copy in every stage that uses it, and the copies must be equal
     experts     a group that fewer ranks share than there are is a group of experts: rank r trains those of expert-parallel rank r % ep, and
                 the names in it count that rank's experts, so the global expert is ep_rank * local experts + local expert
+    tensor      the mp ranks of a stage each hold a part of every parameter, see zero_joins
 
-Refused: tensor parallelism, since no file says how its parts join.
+Refused: tensor parallelism where nobody says how the parts join.
 
 Source: deepspeed 0.19.8, utils/groups.py (expert groups are of consecutive ranks), moe/experts.py, runtime/pipe/module.py.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reports.errors import FormatError
 from tasks.engine.containers.torch_pickle import collect_tensors, is_tensor
-from tasks.engine.formats.zero_files import WeightFile, ZeroFiles
+from tasks.engine.formats.zero_files import INFO_FILE, WeightFile, ZeroFiles
 from tasks.engine.formats.zero_homes import (
+    MASTER,
     Home,
     Part,
     Trained,
@@ -28,6 +30,7 @@ from tasks.engine.formats.zero_homes import (
     follow_aliases,
     trained_of_group,
 )
+from tasks.engine.formats.zero_joins import Joiner
 from tasks.engine.formats.zero_states import ModelStates, OptimStates
 from tasks.engine.formats.zero_walk import REMEDY, Shape
 
@@ -61,29 +64,72 @@ def find_model(files: ZeroFiles, where: str) -> Model:
         Homes of all tensors.
 
     Raises:
-        FormatError: files that contradict each other, or tensor parallelism.
+        FormatError: files that contradict each other, or parts of tensor-parallel ranks that do not join.
     """
-    _refuse_tensor_parallel(files, where)
+    join, copies = _Join(files, where), []
     trained: dict[str, Trained] = {}
     homes: dict[str, Home] = {}
-    copies: list[tuple[str, Home]] = []
-    for mp, states in enumerate(files.models):
-        own = _trained_of(states[0], files.optims[mp] if files.optims else (), where)
-        for name, parameter in own.items():
-            if name in trained:
-                copies.append((name, parameter.master))
-            else:
-                trained[name] = parameter
-        homes |= find_frozen(states, sharded=files.sharded)
+    stages = [range(mp, mp + files.tp_degree) for mp in range(0, len(files.models), files.tp_degree)]
+    for stage in stages:
+        own = join.trained([_trained_of(files.models[mp][0], files.optims[mp] if files.optims else (), where) for mp in stage])
+        copies += [(name, parameter.master) for name, parameter in own.items() if name in trained]
+        trained = {**own, **trained}
+        homes |= join.homes([find_frozen(files.models[mp], sharded=files.sharded) for mp in stage])
     homes |= {name: parameter.master for name, parameter in trained.items()}
     first = files.models[0][0]
     aliases = find_aliases(first, trained)
-    for states in files.models:
-        homes |= find_in_module(states[0], homes, aliases)
-    homes |= _untrained_weights(files, homes)
+    for stage in stages:
+        homes |= join.homes([find_in_module(files.models[mp][0], homes, aliases) for mp in stage], frozenset(first.buffers))
+    homes |= _untrained_weights(files, homes, join)
+    copies += join.copies
     homes |= follow_aliases(aliases, homes, first.file.where)
     others = {name: home for ranks in files.optims for name, home in find_foreign(ranks).items()} if files.optims else _unnamed_state(first)
     return Model(_in_order(homes, first), tuple(copies), trained, others, _groups_of(trained), aliases)
+
+
+class _Join:
+    # Joins what the tensor-parallel ranks of one stage hold; that of one rank alone is whole. Collects the copies of what all of them hold.
+    def __init__(self, files: ZeroFiles, where: str) -> None:
+        self.copies: list[tuple[str, Home]] = []
+        self._where = where
+        if files.tp_degree > 1 and files.joins is None:
+            raise FormatError(
+                f"is of {files.tp_degree} tensor-parallel ranks, and no file says how the parts of each tensor join",
+                where=where,
+                remedy=f"Say it in {INFO_FILE}, in a folder named with --also (docs/deepspeed.md), or save a universal checkpoint.",
+            )
+        if len(files.models) % files.tp_degree:
+            raise FormatError(f"has {len(files.models)} mp ranks, of stages of {files.tp_degree}", where=where, remedy=REMEDY)
+        self._joiner = Joiner(files.joins or {}, where)
+
+    def trained(self, ranks: Sequence[Mapping[str, Trained]]) -> dict[str, Trained]:
+        if len(ranks) == 1:
+            return dict(ranks[0])
+        slots = dict.fromkeys(slot for trained in ranks[0].values() for slot in trained.slots)
+        joined = {slot: self._joined([{n: t.slots[slot] for n, t in own.items() if slot in t.slots} for own in ranks]) for slot in slots}
+        self._keep_copies(joined.get(MASTER, {}))
+        return {
+            name: replace(first, slots={slot: homes[name][0] for slot, homes in joined.items() if name in homes})
+            for name, first in ranks[0].items()
+        }
+
+    def homes(self, ranks: Sequence[Mapping[str, Home]], buffers: frozenset[str] = frozenset()) -> dict[str, Home]:
+        # Of `buffers`, every rank has a copy.
+        if len(ranks) == 1:
+            return dict(ranks[0])
+        joined = self._joined([{name: home for name, home in own.items() if name not in buffers} for own in ranks])
+        joined |= {name: (home, tuple(own[name] for own in ranks[1:])) for name, home in ranks[0].items() if name in buffers}
+        self._keep_copies(joined)
+        return {name: joined[name][0] for name in ranks[0]}
+
+    def _joined(self, ranks: Sequence[Mapping[str, Home]]) -> dict[str, tuple[Home, tuple[Home, ...]]]:
+        odd = next((name for own in ranks for name in own if any(name not in other for other in ranks)), None)
+        if odd is not None:
+            raise FormatError(f"{odd} is not on every tensor-parallel rank", where=self._where, remedy=REMEDY)
+        return {name: self._joiner.join(name, [own[name] for own in ranks]) for name in ranks[0]}
+
+    def _keep_copies(self, joined: Mapping[str, tuple[Home, tuple[Home, ...]]]) -> None:
+        self.copies += [(name, copy) for name, (_, copies) in joined.items() for copy in copies]
 
 
 def _trained_of(states: ModelStates, ranks: Sequence[OptimStates], where: str) -> dict[str, Trained]:
@@ -142,15 +188,16 @@ def _global_experts(shapes: Mapping[str, Shape], ep_rank: int) -> dict[str, str]
     return renamed
 
 
-def _untrained_weights(files: ZeroFiles, known: Mapping[str, Home]) -> dict[str, Home]:
+def _untrained_weights(files: ZeroFiles, known: Mapping[str, Home], join: _Join) -> dict[str, Home]:
     # What only the low-precision files of layers and experts hold: frozen weights, buffers, and all weights of ZeRO-0.
     found: dict[str, Home] = {}
     tied = {name.split(".", 2)[2]: known[name].shape for name in known if name.startswith(_TIED) and name.count(".") > 1}
+    layers: dict[int, list[dict[str, Home]]] = {}
     for weights in files.layers:
-        for name, tensor in weights.tensors.items():
-            full = f"{weights.named.layer}.{name}"
-            if full not in known and tied.get(name) != tensor.shape:
-                found[full] = _whole(weights, name)
+        own = {f"{weights.named.layer}.{name}": _whole(weights, name) for name in weights.tensors}
+        layers.setdefault(weights.named.layer, []).append({name: home for name, home in own.items() if name not in known})
+    for parts in layers.values():
+        found |= {name: home for name, home in join.homes(parts).items() if tied.get(name.split(".", 1)[1]) != home.shape}
     for weights in files.experts:
         found |= {name: _whole(weights, name) for name in weights.tensors if name not in known}
     return found
@@ -176,15 +223,3 @@ def _whole(weights: WeightFile, name: str) -> Home:
 def _in_order(homes: Mapping[str, Home], first: ModelStates) -> dict[str, Home]:
     order = [name for name in first.module or {} if name in homes]
     return {name: homes[name] for name in dict.fromkeys([*order, *homes])}
-
-
-def _refuse_tensor_parallel(files: ZeroFiles, where: str) -> None:
-    first = files.models[0][0]
-    is_pipeline = first.module is None
-    tp = first.tp_degree if first.tp_degree is not None else (1 if is_pipeline else len(files.models))
-    if tp > 1 or any(weights.named.mp for weights in files.layers):
-        raise FormatError(
-            f"is of {tp} tensor-parallel ranks, and no file says along which dim each tensor's parts join",
-            where=where,
-            remedy="Save the model without tensor parallelism, or as a universal checkpoint.",
-        )

@@ -50,7 +50,8 @@ class ModelStates:
 
     `module` is None for pipelines; under ZeRO-3 its parameters are placeholders without elements. `groups` are the parameters of each
     flat group (each sub-group under ZeRO-3), in the vector's order. `aliases` map a tied name to the one stored. `round_robin`
-    says that DeepSpeed reordered the groups, which `groups` follow and the ranks' maps do not.
+    says that DeepSpeed reordered the groups, which `groups` follow and the ranks' maps do not. `joins` is what the writer says of how
+    the parts of tensor-parallel ranks join.
     """
 
     file: TorchFile
@@ -66,6 +67,7 @@ class ModelStates:
     optimizer: object
     client_keys: tuple[str, ...]
     round_robin: bool
+    joins: Mapping[object, object] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ def read_model_states(found: FoundFile) -> ModelStates:
         held.get("optimizer"),
         tuple(str(key) for key in held if key not in ENGINE_KEYS),
         _is_round_robin(held.get("ds_config")),
+        take("universal_checkpoint_info", _mapping),
     )
 
 

@@ -11,7 +11,7 @@ from tasks.engine.containers.torch_dtypes import DTYPES
 from tasks.engine.containers.torch_pickle import StoredTensor, locate_tensor
 from tasks.engine.formats.reader import Checked, Payload
 from tasks.engine.formats.torch_files import TorchTensors, checked_record
-from tasks.engine.formats.zero_homes import Home, Part
+from tasks.engine.formats.zero_homes import Home, Part, Placement
 from tasks.engine.formats.zero_states import TorchFile
 from tasks.engine.formats.zero_walk import REMEDY
 from tasks.engine.tensors.catalog import Fragment, Locator, SourceTensor, TableBuilder
@@ -105,8 +105,9 @@ class HomeTable:
                 f"{fqn} reaches to element {behind} of a vector of shape {part.tensor.shape}", where=part.file.where, remedy=REMEDY
             )
         at = self._first_byte(part.file, part.tensor, dtype) + part.extent.at * itemsize
-        for region in boxes_of_range(home.shape, part.extent.start, part.extent.stop):
-            made.append((region, Locator(path, at, region.numel * itemsize)))
+        placed = part.placement or Placement(home.shape, (0,) * len(home.shape))
+        for region in boxes_of_range(placed.shape, part.extent.start, part.extent.stop):
+            made.append((region.moved(placed.shift), Locator(path, at, region.numel * itemsize)))
             at += region.numel * itemsize
         return made
 

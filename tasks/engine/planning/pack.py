@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from tasks.engine.containers.safetensors_header import format_header, storage_order
+from tasks.engine.containers.safetensors_header import ALIGNMENT, format_header, storage_order
 from tasks.engine.planning.plan import FilePlan, TensorPlan
 
 FILENAME_PATTERN = "model{suffix}.safetensors"
@@ -22,26 +22,33 @@ def pack(tensors: Sequence[TensorPlan], max_file_bytes: int) -> tuple[FilePlan, 
         max_file_bytes: tensor bytes a file may hold; a larger tensor gets a file of its own.
 
     Returns:
-        Files in the order of their names; within one, wide dtypes first.
+        Files in the order of their names; all parts of a weight are in one. In a file, quantized weights come first, each with its values
+        before its scales, so that they are read once; then the rest, wide dtypes first.
     """
-    by_name = {tensor.name: tensor for tensor in tensors}
+    weights: dict[str, list[TensorPlan]] = {}
+    for tensor in tensors:
+        weights.setdefault(tensor.part.weight if tensor.part else tensor.name, []).append(tensor)
     split = split_state_dict_into_shards_factory(
-        by_name,
-        get_storage_size=lambda tensor: tensor.spec.nbytes,
+        weights,
+        get_storage_size=lambda parts: sum(part.spec.nbytes for part in parts),
         filename_pattern=FILENAME_PATTERN,
         max_shard_size=max_file_bytes,
     )
-    return tuple(
-        _place(name, [by_name[tensor] for tensor in tensor_names]) for name, tensor_names in sorted(split.filename_to_tensors.items())
-    )
+    return tuple(_place(name, [weights[weight] for weight in names]) for name, names in sorted(split.filename_to_tensors.items()))
 
 
-def _place(name: str, tensors: Sequence[TensorPlan]) -> FilePlan:
-    by_name = {tensor.name: tensor for tensor in tensors}
-    specs = storage_order([tensor.spec for tensor in tensors])
+def _place(name: str, weights: Sequence[Sequence[TensorPlan]]) -> FilePlan:
+    by_name = {tensor.name: tensor for parts in weights for tensor in parts}
+    together = [part.spec for parts in weights if _fill_whole_units(parts) for part in parts]
+    specs = together + storage_order([part.spec for parts in weights if not _fill_whole_units(parts) for part in parts])
     at = header_nbytes = len(format_header(specs))
     placed = []
     for spec in specs:
         placed.append(replace(by_name[spec.fqn], span=(at, at + spec.nbytes)))
         at += spec.nbytes
     return FilePlan(name, header_nbytes, at, tuple(placed))
+
+
+def _fill_whole_units(parts: Sequence[TensorPlan]) -> bool:
+    # Parts that can stand in any order without ever starting a tensor off its alignment.
+    return all(part.part is not None and part.spec.nbytes % ALIGNMENT == 0 for part in parts)

@@ -7,21 +7,25 @@ JSON, schema "shardwright.plan/1":
         {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
          "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
          "op": {"name": "same" | "rope_to_halves" | "transpose", …},  after leading dims of length 1 are dropped to fit `shape`
-         "encoding": "copy" | "cast",
+         "encoding": "copy" | "cast" | a quantized one, such as "int8",
+         "part": null | {"weight", "suffix", "shape", "dtype"},   which part of which quantized weight this is
          "span": [start, stop]}]}],                         bytes in the file, header included
      "aliases": [{"name", "of", "because"}],                source tensors left out because they must equal another source tensor
      "dropped": [{"name", "because", "asked_by", "targets"}],        a source tensor, or "<name> rows a-b" of one
      "kept_dtype": [names a cast left alone],
+     "quantized": null | {"groups": [{"encoding", "targets"}], "ignore", "whole": [{"name", "because"}]},
      "digest"}
 
-A target is `op(concatenation of its inputs' boxes)` cast to `dtype`. Every element of every source tensor is in exactly one box, or its
-tensor is dropped or an alias.
+A target is `op(concatenation of its inputs' boxes)` cast to `dtype`; a part is made of its weight, which is that, cast to the part's
+`dtype` and quantized. Every element of every source tensor is in exactly one box (the parts of a weight have the same ones), or its tensor
+is dropped or an alias.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -50,16 +54,27 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of which quantized weight a target is. `shape` is the weight's, `dtype` what it is cast to before it is quantized."""
+
+    weight: str
+    suffix: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """One released tensor. `span` is its bytes in the output file, header included."""
+    """One released tensor. `encoding` is "copy", "cast" or a key of ENCODINGS; `span` is its bytes in the output file, header included."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     inputs: tuple[Input, ...]
     op: OpCall
-    encoding: Literal["copy", "cast"]
+    encoding: str
     span: tuple[int, int] = (0, 0)
+    part: Part | None = None
 
     @property
     def spec(self) -> TensorSpec:
@@ -107,6 +122,31 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedGroup:
+    """Modules of one encoding: `targets` are names, `re:` patterns and classes, as quantization_config has them."""
+
+    encoding: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A matrix that stays unquantized though it was asked for."""
+
+    name: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What a release says of its quantization, and the matrices that stay whole. No group where nothing could be quantized."""
+
+    groups: tuple[QuantizedGroup, ...]
+    ignore: tuple[str, ...]
+    whole: tuple[Whole, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExportPlan:
     """What one export will write. `digest` covers everything but `source.root` and itself."""
 
@@ -118,6 +158,7 @@ class ExportPlan:
     aliases: tuple[Alias, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     kept_dtype: tuple[str, ...] = ()
+    quantized: Quantized | None = None
     digest: str = ""
     schema: str = field(default=PLAN_SCHEMA)
 
@@ -130,6 +171,12 @@ class ExportPlan:
         for file in self.files:
             for tensor in file.tensors:
                 yield file, tensor
+
+    @property
+    def num_parameters(self) -> int:
+        """Values of all weights; scales and the like do not count."""
+        weights = {t.part.weight: prod(t.part.shape) for _, t in self.tensors() if t.part is not None}
+        return sum(weights.values()) + sum(t.spec.numel for _, t in self.tensors() if t.part is None)
 
     @property
     def nbytes(self) -> int:

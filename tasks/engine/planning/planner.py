@@ -10,7 +10,8 @@ from tasks.engine.families.family import Family
 from tasks.engine.planning.encode import DtypePolicy, plan_encodings
 from tasks.engine.planning.merge import Model, plan_merge
 from tasks.engine.planning.pack import pack
-from tasks.engine.planning.plan import Dropped, ExportPlan, PlanSource, digest_plan
+from tasks.engine.planning.plan import Dropped, ExportPlan, PlanSource, Quantized, TensorPlan, digest_plan
+from tasks.engine.planning.quantize import QuantizeRule, check_quantizable, plan_parts
 from tasks.engine.planning.renames import Tie, plan_renames
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.tensors.ops import EXPERT
@@ -24,6 +25,7 @@ DEFAULT_MAX_FILE_BYTES = 5_000_000_000  # huggingface-hub's "5GB"
 class PlanRequest:
     """What a plan is asked for. Without `expected`, names stay as they are (`--family none`); without `family`, the names are those of
     the expectation. `drops` are (pattern of source names, reason); `keep` are released names that a cast leaves alone, beside the family's.
+    `quantize` says which weights are quantized; none without a rule.
     """
 
     family: Family | None = None
@@ -34,10 +36,11 @@ class PlanRequest:
     keep_tied_head: bool = False
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
     keep: tuple[str, ...] = ()
+    quantize: tuple[QuantizeRule, ...] = ()
 
 
 def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
-    """Plan an export: merge, rename, encode, pack.
+    """Plan an export: merge, rename, encode, quantize, pack.
 
     Args:
         catalog: the checkpoint.
@@ -62,7 +65,8 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
     made = {draft.name for draft in renamed.drafts}
     given_up = tuple(replace(drop, targets=tuple(t for t in drop.targets if t not in made)) for drop in given_up)
     policy = DtypePolicy(request.dtype, (*(request.family.keep_fp32 if request.family else ()), *request.keep))
-    files = pack(plan_encodings(renamed.drafts, policy), request.max_file_bytes)
+    targets, quantized = _quantize(plan_encodings(renamed.drafts, policy), request)
+    files = pack(targets, request.max_file_bytes)
     plan = ExportPlan(
         source=PlanSource(catalog.format, catalog.root, catalog.step, catalog.digest),
         family=model.family,
@@ -72,8 +76,15 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
         aliases=renamed.aliases,
         dropped=(*renamed.dropped, *given_up),
         kept_dtype=tuple(sorted(t.name for file in files for t in file.tensors if policy.dtype and policy.keeps(t.name))),
+        quantized=quantized,
     )
     return replace(plan, digest=digest_plan(plan))
+
+
+def _quantize(planned: tuple[TensorPlan, ...], request: PlanRequest) -> tuple[tuple[TensorPlan, ...], Quantized | None]:
+    if not request.quantize:
+        return planned, None
+    return plan_parts(planned, request.quantize, check_quantizable(request.family))
 
 
 def _drops(catalog: Catalog, drops: Sequence[tuple[str, str]]) -> dict[str, str]:

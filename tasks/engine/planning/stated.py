@@ -35,7 +35,7 @@ def check_stated(stated: Mapping[str, Fact], config: Config, dims: Dims | None) 
     """
     wrong = []
     for word, theirs in stated.items():
-        ours = _of_config(word, config, dims)
+        ours = word_of_config(word, config, dims)
         if ours is not None and not _is_same(ours, theirs):
             wrong.append(f"{word} is {ours} in the config, {theirs} in the checkpoint")
     if wrong:
@@ -46,7 +46,17 @@ def check_stated(stated: Mapping[str, Fact], config: Config, dims: Dims | None) 
         )
 
 
-def _of_config(word: str, config: Config, dims: Dims | None) -> Fact | None:
+def word_of_config(word: str, config: Config, dims: Dims | None) -> Fact | None:
+    """Return what a config says of one word.
+
+    Args:
+        word: of families.dims, or of this module's table.
+        config: parsed config.json.
+        dims: the sizes read from it; None where no family describes the model.
+
+    Returns:
+        Its value; None where the config leaves it open, or nothing here reads it.
+    """
     if word in _READ:
         return _READ[word](config)
     if dims is None or word not in _SIZES:

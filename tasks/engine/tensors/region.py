@@ -60,6 +60,17 @@ class Region:
             return None
         return Region(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
+    def moved(self, by: tuple[int, ...]) -> "Region":
+        """Return the box that lies `by` further.
+
+        Args:
+            by: elements per dim.
+
+        Returns:
+            A region of the same shape.
+        """
+        return Region(tuple(o + step for o, step in zip(self.offset, by, strict=True)), self.shape)
+
     def within(self, outer: "Region") -> tuple[slice, ...]:
         """Return the slices that cut this region out of `outer`'s array.
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ from tasks.engine.encodings.cast import encode_cast
 from tasks.engine.planning.plan import FilePlan, TensorPlan
 from tasks.engine.tensors.ops import apply_op
 from tasks.engine.writing.crc import CrcPiece, RecordedCrc, verify_pieces
-from tasks.engine.writing.pipeline import CHUNK_NBYTES, OrderedWriter
+from tasks.engine.writing.pipeline import OrderedWriter
+from tasks.engine.writing.quantize import PartWriter
 from tasks.engine.writing.source_bytes import Run, SourceBytes
 
 BAND_NBYTES = 2 << 20
@@ -82,8 +84,12 @@ def execute_file(
         with OrderedWriter(fd, with_digest=verify is Verify.FULL, with_helper=with_helper) as writer:
             writer.put(memoryview(format_header([tensor.spec for tensor in file.tensors])))
             writer_progress(file.header_nbytes)
+            parts = PartWriter(source, BAND_NBYTES)
             for tensor in file.tensors:
-                lost = _write_tensor(tensor, source, writer, verify, pieces, writer_progress)
+                if tensor.part is not None:
+                    lost = parts.write(tensor, partial(_put, writer, writer_progress), pieces)
+                else:
+                    lost = _write_tensor(tensor, source, writer, verify, pieces, writer_progress)
                 if lost:
                     flushed[tensor.name] = lost
             digest = writer.finish()
@@ -127,16 +133,15 @@ def _write_tensor(
 
 
 def _stream_run(run: Run, source: SourceBytes, writer: OrderedWriter, verify: Verify, progress: Progress) -> int:
-    crc = 0
-    for at in range(0, run.nbytes, CHUNK_NBYTES):
-        nbytes = min(CHUNK_NBYTES, run.nbytes - at)
-        buffer = writer.buffer()
-        view = memoryview(buffer)[:nbytes]
+    crc, at = 0, 0
+    while at < run.nbytes:
+        view = writer.space()[: run.nbytes - at]
         source.files.read_into(run.path, run.start + at, view)
         if verify is Verify.FULL:
             crc = crc32(view, crc)
-        writer.put_buffer(buffer, nbytes)
-        progress(nbytes)
+        writer.advance(len(view))
+        progress(len(view))
+        at += len(view)
     return crc
 
 
@@ -147,10 +152,13 @@ def _write_bands(tensor: TensorPlan, source: SourceBytes, writer: OrderedWriter,
         if tensor.encoding == "cast":
             rows, lost = encode_cast(tensor.name, rows, tensor.inputs[0].dtype, tensor.dtype)
             flushed += lost
-        view = rows.reshape(-1).view(np.uint8).data
-        writer.put(view)
-        progress(len(view))
+        _put(writer, progress, rows.reshape(-1).view(np.uint8).data)
     return flushed
+
+
+def _put(writer: OrderedWriter, progress: Progress, view: memoryview) -> None:
+    writer.put(view)
+    progress(len(view))
 
 
 def _recorded(files: Iterable[FilePlan], source: SourceBytes) -> set[RecordedCrc]:

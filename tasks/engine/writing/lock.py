@@ -18,16 +18,18 @@ class DestinationLock:
     Args:
         path: the lock file, `.OUT.shardwright.lock`.
         subject: what is locked, for the message.
+        wait: whether to wait for another holder instead of raising.
     """
 
-    def __init__(self, path: Path, subject: Path) -> None:
+    def __init__(self, path: Path, subject: Path, *, wait: bool = False) -> None:
         self._path, self._subject, self._fd = path, subject, -1
+        self._how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
 
     def __enter__(self) -> Self:
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, self._how)
             except BlockingIOError:
                 os.close(fd)
                 raise CommitError(

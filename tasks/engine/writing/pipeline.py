@@ -4,6 +4,10 @@ Where fewer files are written than there are workers, a second thread takes half
 writes; without, it writes while the caller reads on. hashlib, isal, preadv and pwrite release the GIL, so the two really overlap. Where
 every worker has a file of its own, handing over only costs. Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of
 their own: from one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
+
+A buffer is a stretch of the file, however many small pieces it is filled with, and is written in `WRITE_NBYTES` that start at multiples of
+it. The page cache takes memory in blocks as large as a write: where one of 1 MB cost two to five times the processor time now and then (a
+virtual machine, whose host takes large free blocks back), one of 128 KiB, which `cp` uses too, never did.
 """
 
 import hashlib
@@ -15,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 CHUNK_NBYTES = 1 << 20  # larger ones leave the cache between read and write, smaller ones make threads wait for the interpreter
+WRITE_NBYTES = 1 << 17
 DEPTH = 4
 
 
@@ -32,10 +37,12 @@ class OrderedWriter:
         self._at = 0
         self._sha256 = hashlib.sha256() if with_digest else None
         self._failed: list[OSError] = []
-        self._free: SimpleQueue[mmap.mmap] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[mmap.mmap, int, int] | None] = SimpleQueue()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
+        self._buffer: memoryview | None = None  # the one being filled, up to `_fill`
+        self._fill = 0
         for _ in range(DEPTH if with_helper else 1):
-            self._free.put(mmap.mmap(-1, CHUNK_NBYTES))
+            self._free.put(memoryview(mmap.mmap(-1, CHUNK_NBYTES)))
         self._helper = Thread(target=self._help, name="hash" if with_digest else "write") if with_helper else None
         if self._helper is not None:
             self._helper.start()
@@ -46,38 +53,31 @@ class OrderedWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._join()
 
-    def buffer(self) -> mmap.mmap:
-        """Wait for a free buffer.
+    def space(self) -> memoryview:
+        """Wait for room for the next bytes.
 
         Returns:
-            CHUNK_NBYTES to fill and hand to `put_buffer`.
+            Room for at least one byte and at most CHUNK_NBYTES, to fill from its beginning and to tell `advance` of.
 
         Raises:
             OSError: the second thread could not write; the disk is full or failing.
         """
-        free = self._free.get()
+        if self._buffer is None:
+            self._buffer, self._fill = self._free.get(), 0
         if self._failed:
             raise self._failed[0]
-        return free
+        return self._buffer[self._fill :]
 
-    def put_buffer(self, buffer: mmap.mmap, nbytes: int) -> None:
-        """Write the first `nbytes` of a buffer that came from `buffer`.
+    def advance(self, nbytes: int) -> None:
+        """Take the first bytes of what `space` gave as the next of the file.
 
         Args:
-            buffer: filled by the caller, who must not touch it again.
-            nbytes: how much of it counts.
+            nbytes: how many of them are filled.
         """
-        at, self._at = self._at, self._at + nbytes
-        view = memoryview(buffer)[:nbytes]
-        if self._helper is None:
-            if self._sha256 is not None:
-                self._sha256.update(view)
-            _write(self._fd, at, view)
-            self._free.put(buffer)
-            return
-        self._filled.put((buffer, nbytes, at))
-        if self._sha256 is not None:  # the buffer may be free before it is written, but only this thread asks for free ones
-            _write(self._fd, at, view)
+        assert self._buffer is not None
+        self._fill += nbytes
+        if self._fill == len(self._buffer):
+            self._hand_over(self._buffer)
 
     def put(self, view: memoryview) -> None:
         """Write bytes that lie elsewhere: they are copied into buffers first.
@@ -85,11 +85,12 @@ class OrderedWriter:
         Args:
             view: contiguous bytes, of any length.
         """
-        for start in range(0, len(view), CHUNK_NBYTES):
-            part = view[start : start + CHUNK_NBYTES]
-            buffer = self.buffer()
-            buffer[: len(part)] = part
-            self.put_buffer(buffer, len(part))
+        while len(view):
+            room = self.space()
+            nbytes = min(len(room), len(view))
+            room[:nbytes] = view[:nbytes]
+            self.advance(nbytes)
+            view = view[nbytes:]
 
     def finish(self) -> str:
         """Wait for the last byte.
@@ -100,10 +101,26 @@ class OrderedWriter:
         Raises:
             OSError: the second thread could not write.
         """
+        if self._buffer is not None:
+            self._hand_over(self._buffer)
         self._join()
         if self._failed:
             raise self._failed[0]
         return self._sha256.hexdigest() if self._sha256 else ""
+
+    def _hand_over(self, buffer: memoryview) -> None:
+        # What is filled of a buffer goes to the file; until it comes back as free, nobody may touch it.
+        view, at = buffer[: self._fill], self._at
+        self._buffer, self._at = None, at + len(view)
+        if self._helper is None:
+            if self._sha256 is not None:
+                self._sha256.update(view)
+            _write(self._fd, at, view)
+            self._free.put(buffer)
+            return
+        self._filled.put((view, at))
+        if self._sha256 is not None:  # the buffer may be free before it is written, but only this thread asks for free ones
+            _write(self._fd, at, view)
 
     def _join(self) -> None:
         if self._helper is not None:
@@ -112,8 +129,7 @@ class OrderedWriter:
 
     def _help(self) -> None:
         while (filled := self._filled.get()) is not None:
-            buffer, nbytes, at = filled
-            view = memoryview(buffer)[:nbytes]
+            view, at = filled
             if self._sha256 is not None:
                 self._sha256.update(view)
             elif not self._failed:
@@ -121,10 +137,11 @@ class OrderedWriter:
                     _write(self._fd, at, view)
                 except OSError as error:
                     self._failed.append(error)
-            self._free.put(buffer)
+            self._free.put(memoryview(view.obj))
 
 
 def _write(fd: int, at: int, view: memoryview) -> None:
     done = 0
     while done < len(view):
-        done += os.pwrite(fd, view[done:], at + done)
+        most = WRITE_NBYTES - (at + done) % WRITE_NBYTES
+        done += os.pwrite(fd, view[done : done + most], at + done)

@@ -97,10 +97,9 @@ def write_sidecars(folder: Path, plan: ExportPlan, config: Mapping[str, object],
     if len(plan.files) > 1:
         weight_map = {tensor.name: file.name for file, tensor in plan.tensors()}
         total = sum(tensor.spec.nbytes for _, tensor in plan.tensors())
-        parameters = sum(tensor.spec.numel for _, tensor in plan.tensors())
         _write_json(
             folder / INDEX_NAME,
-            {"metadata": {"total_parameters": parameters, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
+            {"metadata": {"total_parameters": plan.num_parameters, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
         )
     if config:
         _write_json(folder / "config.json", config)
@@ -120,7 +119,6 @@ def write_card(folder: Path, plan: ExportPlan, lineage: Lineage, model_type: str
         model_type: config.json's, or "".
     """
     step = "" if plan.source.step is None else f", step {plan.source.step}"
-    parameters = sum(tensor.spec.numel for _, tensor in plan.tensors())
     lines = [
         "---",
         "library_name: transformers",
@@ -129,7 +127,7 @@ def write_card(folder: Path, plan: ExportPlan, lineage: Lineage, model_type: str
         "",
         f"# {Path(plan.source.root).name}",
         "",
-        f"Exported by Shardwright from a {plan.source.format} checkpoint{step}: {parameters:,} parameters in"
+        f"Exported by Shardwright from a {plan.source.format} checkpoint{step}: {plan.num_parameters:,} parameters in"
         f" {sum(len(f.tensors) for f in plan.files)} tensors, {CONFIG_DTYPES.get(release_dtype(plan), 'mixed dtypes')}.",
         "",
         f"`{MANIFEST_NAME}` lists every file with its sha256 and where it came from (run `{lineage.run_id}`).",

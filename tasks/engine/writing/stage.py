@@ -159,16 +159,17 @@ class Stage:
         return self.folder / _PROGRESS / f"{name}.json"
 
 
-def lock_of(destination: Path) -> DestinationLock:
+def lock_of(destination: Path, *, wait: bool = False) -> DestinationLock:
     """Return the lock that an export to `destination` must hold.
 
     Args:
         destination: where the release will be.
+        wait: whether to wait for another export that holds it instead of raising.
 
     Returns:
         A context manager.
     """
-    return DestinationLock(destination.parent / f".{destination.name}.shardwright.lock", destination)
+    return DestinationLock(destination.parent / f".{destination.name}.shardwright.lock", destination, wait=wait)
 
 
 def refuse_taken(destination: Path) -> None:
@@ -196,6 +197,19 @@ def stale_stages(destination: Path) -> list[Path]:
     """
     parent = destination.parent
     return sorted(p for p in parent.glob(f".{_escape(destination.name)}.shardwright-*") if p.is_dir()) if parent.is_dir() else []
+
+
+def staged_destinations(folder: Path) -> list[Path]:
+    """Return the destinations in a folder for which earlier runs left staging folders.
+
+    Args:
+        folder: where releases are published.
+
+    Returns:
+        Paths of releases that would be there, sorted.
+    """
+    stages = (path.name for path in folder.glob(".*.shardwright-*") if path.is_dir())
+    return sorted({folder / name.removeprefix(".").rpartition(".shardwright-")[0] for name in stages})
 
 
 def _escape(name: str) -> str:

@@ -53,13 +53,19 @@ def write_universal(reader: ZeroReader, folder: Path) -> Path:
         The checkpoint's folder inside it.
 
     Raises:
-        FormatError: a source file is damaged, or the save has no optimizer files.
+        FormatError: a source file is damaged, or the save has no optimizer files, or tensor-parallel ranks.
         ReplicaError: what was written is not what was read.
         OSError: the disk is full or failing.
     """
     catalog, anatomy = reader.catalog(), reader.anatomy()
     if anatomy.optimizer is None:
         raise FormatError("has no optimizer files, so there is no training state to go on from", where=catalog.root)
+    if anatomy.tp_degree > 1:
+        raise FormatError(
+            f"is of {anatomy.tp_degree} tensor-parallel ranks",
+            where=catalog.root,
+            remedy="Universal checkpoints are written from saves without tensor parallelism; use DeepSpeed's ds_to_universal.",
+        )
     source, pieces, slots = SourceBytes(reader, catalog), _Pieces(), _slots(catalog)
     made = folder / f"{anatomy.tag}_universal"
     try:
