@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
@@ -24,7 +25,7 @@ from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
 from reports.write import write_report
 from tasks.artifacts import ProgressArtifact
-from tasks.check import check_plan, check_release, measure_release, read_statistics
+from tasks.check import check_plan, check_release, measure_release, read_encoded, read_statistics
 from tasks.compare_logits import check_golden, compare_logits, merge_uncast
 from tasks.engine.formats.readers import check_folder
 from tasks.engine.writing.sidecars import Lineage
@@ -34,11 +35,14 @@ from tasks.load_shards import load_shards
 from tasks.publish import publish
 from tasks.reshard import reshard
 from tasks.sources import close_source
+from tasks.threads import one_torch_thread
 from tasks.write import finish_release, write_file
 from validators.approval import judge_approval
 from validators.check import has_tokenizer
 from validators.checks import CHECKS_OF_EXPORT
 from validators.policy import REQUIRED_CHECKS
+from validators.policy_file import read_policy
+from validators.review import apply_policy
 
 _UNFINISHED = "The checks are done; publishing had not finished when this was written."
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -81,7 +85,9 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         ReleaseError: whatever the request, the assets or the source's metadata already show.
     """
     _check_inputs(request)
-    ref = SourceRef(request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag)
+    ref = SourceRef(
+        request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag, weights=request.weights
+    )
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = request.assets or _own_assets(request.source.absolute(), loaded)
     wanted = ModelRequest(
@@ -173,7 +179,8 @@ def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
     run.progress.start(planned.nbytes)
     with_helper = len(planned.files) < workers
     calls = [(loaded.ref, planned, stage, name, run.progress.advance, with_helper) for name, _ in planned.files]
-    run.runner.map(write_file, calls, workers)
+    with one_torch_thread():
+        run.runner.map(write_file, calls, workers)
     run.progress.stop()
     lineage = Lineage(run.run_id, run.started, run.environment, [(o.what, o.because) for o in planned.omissions])
     run.runner.call(finish_release, loaded.ref, planned, stage, prepared.assets, lineage)
@@ -219,11 +226,14 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         finished=now(),
         logits=gathered.compared.comparisons,
         tensors=read_statistics(measured.tensors) if measured else (),
+        encoded=read_encoded(planned, measured.parts) if measured else (),
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
         notes=(*loaded.notes, *planned.notes, *run.notes, *notes),
     )
+    if request.policy is not None and measured is not None:  # a plan that is refused never was a release
+        report = apply_policy(report, read_policy(request.policy), datetime.now(UTC).date())
     return Outcome(report, write_report(report, run.folder, REQUIRED_CHECKS), report.verdict(REQUIRED_CHECKS))
 
 
@@ -247,6 +257,8 @@ def check_request(request: ExportRequest) -> None:
         check_folder(root)
     refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
     read_rules(request.quantize)
+    if request.policy is not None:
+        read_policy(request.policy)
     _check_inputs(request)
 
 

@@ -26,7 +26,7 @@ from tasks.known import find_known, read_earlier, write_digests
 from tasks.load_shards import load_shards
 from tasks.logits_line import why_not_comparable
 from tasks.prove import prove
-from tasks.reference import is_earlier_release, read_reference
+from tasks.reference import is_earlier_release, read_reference, weights_of
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
@@ -161,7 +161,7 @@ def _conclude(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFact
 def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[Loaded | None, Planned | None]:
     if request.against is None:
         return None, None
-    ref = SourceRef(request.against.absolute(), (), request.step, tag=request.tag)
+    ref = SourceRef(request.against.absolute(), (), request.step, tag=request.tag, weights=weights_of(described.folder))
     loaded = run.phase("load shards", lambda: run.runner.call(load_shards, ref, run.folder))
     assets = described.folder if described.has_config else None
     family = request.family if described.expected else "none"

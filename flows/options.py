@@ -34,6 +34,9 @@ QuantizeOption = Annotated[
         show_default=False,
     ),
 ]
+WeightsOption = Annotated[
+    str, typer.Option(help="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always).")
+]
 DropOption = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN=REASON", help="Leave source tensors out on purpose. May be repeated.", show_default=False),

@@ -51,15 +51,15 @@ def plan_export(request: ExportRequest, out: Path | None) -> Preview:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSize:
-    """Tensors of one encoding: how many weights, what they take, and what they take in the source. A quantized weight counts once."""
+    """Tensors of one encoding: how many, what they take, and what they take in the source. A quantized weight counts once."""
 
     encoding: str
-    weights: int
+    tensors: int
     nbytes: int
     source_nbytes: int
 
 
-def sizes_by_encoding(plan: ExportPlan) -> tuple[EncodedSize, ...]:
+def encoded_sizes(plan: ExportPlan) -> tuple[EncodedSize, ...]:
     """Return how much of a release is stored in which encoding: quantized ones by name, other tensors by dtype.
 
     Args:
@@ -87,27 +87,7 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     """
     plan = preview.plan
     if as_json:
-        files: Mapping[str, object] = {file.name: {"nbytes": file.nbytes, "tensors": len(file.tensors)} for file in plan.files}
-        dropped = [{"name": d.name, "because": d.because, "asked_by": d.asked_by} for d in plan.dropped]
-        aliases = [{"name": a.name, "of": a.of, "because": a.because} for a in plan.aliases]
-        encodings = {
-            s.encoding: {"weights": s.weights, "nbytes": s.nbytes, "source_nbytes": s.source_nbytes} for s in sizes_by_encoding(plan)
-        }
-        whole = [{"name": w.name, "because": w.because} for w in plan.quantized.whole] if plan.quantized else []
-        head = {"digest": plan.digest, "format": plan.source.format, "family": plan.family, "naming": plan.naming, "nbytes": plan.nbytes}
-        print(
-            json.dumps(
-                {
-                    **head,
-                    "files": files,
-                    "dropped": dropped,
-                    "aliases": aliases,
-                    "notes": preview.notes,
-                    "encodings": encodings,
-                    "whole": whole,
-                }
-            )
-        )
+        print(json.dumps(_summary(preview)))
         return
     tensors = [tensor for _, tensor in plan.tensors()]
     print(f"source   {plan.source.root} ({plan.source.format}{'' if plan.source.step is None else f', step {plan.source.step}'})")
@@ -117,9 +97,9 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     dtypes = Counter(tensor.dtype for tensor in tensors)
     print(f"tensors  {len(tensors)}: {', '.join(f'{d} x{n}' for d, n in sorted(dtypes.items()))}; {casts} cast")
     print(f"ops      {', '.join(f'{op} x{n}' for op, n in sorted(ops.items()))}")
-    for size in sizes_by_encoding(plan):
+    for size in encoded_sizes(plan):
         share = f"{format_bytes(size.nbytes)} from {format_bytes(size.source_nbytes)}"
-        print(f"stored   {size.encoding}: {size.weights} tensors, {share}")
+        print(f"stored   {size.encoding}: {size.tensors} tensors, {share}")
     for kept in plan.quantized.whole if plan.quantized else ():
         print(f"whole    {kept.name}: {kept.because}")
     for file in plan.files:
@@ -133,3 +113,22 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     for note in preview.notes:
         print(f"note     {note}")
     print(f"digest   {plan.digest}")
+
+
+def _summary(preview: Preview) -> Mapping[str, object]:
+    plan = preview.plan
+    return {
+        "digest": plan.digest,
+        "format": plan.source.format,
+        "family": plan.family,
+        "naming": plan.naming,
+        "nbytes": plan.nbytes,
+        "files": {file.name: {"nbytes": file.nbytes, "tensors": len(file.tensors)} for file in plan.files},
+        "dropped": [{"name": d.name, "because": d.because, "asked_by": d.asked_by} for d in plan.dropped],
+        "aliases": [{"name": a.name, "of": a.of, "because": a.because} for a in plan.aliases],
+        "encodings": {
+            s.encoding: {"tensors": s.tensors, "nbytes": s.nbytes, "source_nbytes": s.source_nbytes} for s in encoded_sizes(plan)
+        },
+        "whole": [{"name": w.name, "because": w.because} for w in plan.quantized.whole] if plan.quantized else [],
+        "notes": preview.notes,
+    }

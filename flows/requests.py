@@ -138,12 +138,16 @@ class ExportRequest(BaseModel):
         description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
         " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
     )
+    weights: Literal["stored", "master"] = Field(
+        "stored", description="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always)."
+    )
     family: str = Field("auto", description="auto, none, or a model family's name.")
     step: int | None = Field(None, ge=0, description="Which step of a run's root; the newest complete one by default.")
     tag: str = Field("", description="Which save of a folder that holds several under tags (DeepSpeed); the latest by default.")
     also: list[Path] = Field(default_factory=list, description="More roots of the same save, for node-local disks.")
     drop: list[str] = Field(default_factory=list, description="PATTERN=REASON: source tensors to leave out on purpose.")
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
+    policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers.")
     keep_tied_head: bool = Field(False, description="Write the head of a tied model as well.")
     max_file: Size = Field(5_000_000_000, description="Tensor bytes per output file, such as 5GB.")
     workers: int = Field(2, ge=1, le=64, description="Output files written at a time.")
@@ -155,7 +159,7 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("source", "to", "assets", "golden", "runs", "also")(refuse_unprintable)
+    _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also")(refuse_unprintable)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property

@@ -12,7 +12,26 @@ from flows.options import AlsoOption, AssetsOption, FamilyOption, SourceArg, Ste
 from flows.reshard_megatron import MegatronRequest, write_megatron_save
 from reports.errors import FormatError, RequestError
 
-_RANKS = typer.Option(min=1, help="megatron: ranks of this axis.")
+RanksOption = Annotated[int, typer.Option(min=1, help="megatron: ranks of this axis.")]
+VirtualOption = Annotated[int, typer.Option(min=1, help="megatron: virtual stages of each pipeline stage.")]
+ExpertOption = Annotated[int | None, typer.Option(min=1, help="megatron: ranks that share an expert. [default: --tp]", show_default=False)]
+SpecOption = Annotated[
+    Literal["local", "transformer_engine"] | None,
+    typer.Option("--transformer-impl", help="megatron: whose names. [default: the source's, else local]", show_default=False),
+]
+VocabOption = Annotated[
+    int | None,
+    typer.Option(
+        "--make-vocab-size-divisible-by",
+        min=1,
+        help="megatron: pads the vocabulary, times --tp. [default: the source's, else 128]",
+        show_default=False,
+    ),
+]
+LayoutOption = Annotated[
+    Literal["universal", "megatron"],
+    typer.Option("--format", help="universal: DeepSpeed's, from a ZeRO save. megatron: weights of any source as Megatron-LM's ranks."),
+]
 _LOADED_BY = {
     "universal": 'load it with "checkpoint": {"load_universal": true} in DeepSpeed\'s config',
     "megatron": "weights only, no optimizer state: load it with --load DIR --finetune, or --no-load-optim --no-load-rng",
@@ -22,38 +41,19 @@ _LOADED_BY = {
 def reshard(
     source: SourceArg,
     to: Annotated[Path, typer.Option(help="Where the checkpoint will be; must not exist.")],
-    layout: Annotated[
-        Literal["universal", "megatron"],
-        typer.Option(
-            "--format",
-            help="universal: DeepSpeed's, from a ZeRO save. megatron: weights of any source as Megatron-LM's ranks.",
-        ),
-    ] = "universal",
+    layout: LayoutOption = "universal",
     step: StepOption = None,
     tag: TagOption = "",
     also: AlsoOption = None,
     assets: AssetsOption = None,
     family: FamilyOption = "auto",
-    tp: Annotated[int, _RANKS] = 1,
-    pp: Annotated[int, _RANKS] = 1,
-    ep: Annotated[int, _RANKS] = 1,
-    etp: Annotated[
-        int | None, typer.Option(min=1, help="megatron: ranks that share an expert. [default: --tp]", show_default=False)
-    ] = None,
-    vpp: Annotated[int, typer.Option(min=1, help="megatron: virtual stages of each pipeline stage.")] = 1,
-    spec: Annotated[
-        Literal["local", "transformer_engine"] | None,
-        typer.Option("--transformer-impl", help="megatron: whose names. [default: the source's, else local]", show_default=False),
-    ] = None,
-    vocab_multiple: Annotated[
-        int | None,
-        typer.Option(
-            "--make-vocab-size-divisible-by",
-            min=1,
-            help="megatron: pads the vocabulary, times --tp. [default: the source's, else 128]",
-            show_default=False,
-        ),
-    ] = None,
+    tp: RanksOption = 1,
+    pp: RanksOption = 1,
+    ep: RanksOption = 1,
+    etp: ExpertOption = None,
+    vpp: VirtualOption = 1,
+    spec: SpecOption = None,
+    vocab_multiple: VocabOption = None,
 ) -> None:
     """Write a checkpoint in another layout. Every tensor is read back and compared bit for bit.
 

@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows.retention import PlanRequest, RetainRequest, retain
 from flows.run import Outcome, show_ended
-from tasks.artifacts import show_changes
+from tasks.artifacts import show_fates
 
 
 @flow(name="retention plan", flow_run_name="plan of {request.root.name}", validate_parameters=True)
@@ -22,5 +22,5 @@ def plan_retention(request: PlanRequest) -> str:
 
 def _plan(request: PlanRequest) -> Outcome:
     retained = retain(RetainRequest(**request.model_dump()))
-    show_changes(retained.report)
+    show_fates(retained.report)
     return Outcome(retained.report, retained.paths, retained.report.verdict())

@@ -15,16 +15,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from reports.codes import CODES
-from reports.model import Finding, LogitsComparison, PastRun, Phase, Report, Severity, TensorStatistics
+from reports.model import EncodedWeight, Finding, LogitsComparison, PastRun, Phase, Report, Severity, TensorStatistics
 from reports.roles import Role, common_prefix, group_roles
 from reports.spell import spell_bytes, spell_limits, spell_measure, spell_moment, spell_number, spell_seconds
-from reports.svg import draw_bar, draw_positions, draw_roles, draw_trend
+from reports.svg import draw_bar, draw_positions, draw_roles, draw_sorted, draw_trend
 from reports.timeline import draw_timeline
 
 MAX_FINDINGS = 50  # of one code
 MAX_CODES = 40
 MAX_TENSORS = 200
 MAX_ROLES = 24
+MAX_WORST = 10  # quantized weights named
 MAX_ROWS = 100  # of any other table
 
 # Status → the mark beside its name, so that colour is never the only sign.
@@ -63,6 +64,17 @@ class FindingGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodingSize:
+    """Weights of one encoding: what they take, what they took, and the largest error among them."""
+
+    name: str
+    weights: int
+    nbytes: int
+    source_nbytes: int
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseBar:
     """One phase with its share of the longest one's time and of the largest one's bytes."""
 
@@ -97,6 +109,9 @@ def render_html(report: Report, required: frozenset[str] = frozenset()) -> str:
         changes=cap(report.changes, MAX_ROWS),
         omissions=cap(report.omissions, MAX_ROWS),
         waivers=cap(report.waivers, MAX_ROWS),
+        encodings=sum_encodings(report.encoded),
+        encoded=cap(_worst_first(report.encoded), MAX_WORST),
+        errors=_draw_errors(report.encoded),
         phases=bar_phases(report.phases[:MAX_ROWS]),
         charts=draw_roles(roles.rows),
         roles=roles,
@@ -148,6 +163,30 @@ def group_findings(report: Report, severity: Severity) -> Capped[FindingGroup]:
         for (code, remedy), findings in found.items()
     ]
     return cap(groups, MAX_CODES)
+
+
+def sum_encodings(weights: Sequence[EncodedWeight]) -> list[EncodingSize]:
+    """Return what the weights of each encoding take.
+
+    Args:
+        weights: all quantized ones.
+
+    Returns:
+        Sorted by name; the worst error is NaN where none of an encoding was compared.
+    """
+    by_name: dict[str, list[EncodedWeight]] = {}
+    for weight in weights:
+        by_name.setdefault(weight.encoding, []).append(weight)
+    return [
+        EncodingSize(
+            name,
+            len(held),
+            sum(weight.nbytes for weight in held),
+            sum(weight.source_nbytes for weight in held),
+            _worst_first(held)[0].relative_error,
+        )
+        for name, held in sorted(by_name.items())
+    ]
 
 
 def bar_phases(phases: Sequence[Phase]) -> list[PhaseBar]:
@@ -217,6 +256,15 @@ def _draw_logits(comparison: LogitsComparison) -> Markup:
     if not comparison.kl_by_position:
         return Markup()
     return draw_positions(comparison.kl_by_position, comparison.limits.get("mean_kl", math.nan), comparison.name)
+
+
+def _worst_first(weights: Sequence[EncodedWeight]) -> list[EncodedWeight]:
+    return sorted(weights, key=lambda weight: math.inf if math.isnan(weight.relative_error) else -weight.relative_error)
+
+
+def _draw_errors(weights: Sequence[EncodedWeight]) -> Markup:
+    compared = [weight.relative_error for weight in weights if not math.isnan(weight.relative_error)]
+    return draw_sorted(compared, "relative error of quantized weights", ("largest", "smallest")) if compared else Markup()
 
 
 def _odd_first(tensor: TensorStatistics) -> tuple[bool, int, float]:

@@ -109,6 +109,19 @@ class TensorStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedWeight:
+    """One quantized weight: its encoding, the bytes of all its parts and of what it was made from, and its error against the source:
+    rms(dequantized - source) / rms(source), NaN where it was not compared.
+    """
+
+    name: str
+    encoding: str
+    nbytes: int
+    source_nbytes: int
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """Where time and bytes went: one step of the line."""
 
@@ -225,6 +238,7 @@ class Report:
     history: tuple[PastRun, ...] = ()
     timeline: tuple[Mark, ...] = ()
     fates: tuple[Fate, ...] = ()
+    encoded: tuple[EncodedWeight, ...] = ()
     schema: str = SCHEMA
 
     @property

@@ -145,6 +145,30 @@ def draw_positions(values: Sequence[float], limit: float, name: str) -> Markup:
     return _svg(frame, words, body)
 
 
+def draw_sorted(values: Sequence[float], name: str, ends: tuple[str, str]) -> Markup:
+    """Return values from the largest to the smallest on a log scale.
+
+    Args:
+        values: any numbers, in any order; of merged neighbours the largest is drawn. Zero lies on the floor, what is not finite is a cross.
+        name: what they are.
+        ends: what stands under the largest and the smallest.
+
+    Returns:
+        The SVG.
+    """
+    ordered = sorted(values, key=lambda value: (math.isfinite(value), -value if math.isfinite(value) else 0.0))
+    slots = worst_of(ordered, MAX_SLOTS)
+    frame = _Frame(360, 150, 44, 8, len(slots))
+    scale = fit_scale(slots, frame.height - 24, 12)
+    shown = [(frame.x(i), scale.y(v) if v > 0 else scale.floor) for i, v in enumerate(slots) if math.isfinite(v)]
+    marks = [_cross(frame.x(i), scale.ceiling) for i, v in enumerate(slots) if not math.isfinite(v)]
+    finite = [v for v in values if math.isfinite(v)]
+    words = f"{name}, sorted, {len(values)}"
+    words += f", from {spell_number(max(finite))} to {spell_number(min(finite))}" if finite else ", none finite"
+    dots = [f'<circle class="dot one" cx="{x:.1f}" cy="{y:.1f}" r="1.8"/>' for x, y in shown] if len(shown) <= _DOTTED_UP_TO else []
+    return _svg(frame, words, [*_grid(frame, scale), *_ends(frame, *ends), _line(shown, "one"), *dots, *marks])
+
+
 def draw_trend(values: Sequence[float], green: list[bool], name: str, ends: tuple[str, str]) -> Markup:
     """Return a number over several runs on a log scale; a run whose verdict was red has a cross.
 

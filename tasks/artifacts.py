@@ -30,6 +30,7 @@ from reports.errors import ReleaseError
 from reports.html import draw_trends
 from reports.markdown import code_span, render_check, render_markdown, shorten
 from reports.model import CheckResult, Finding, Report
+from reports.spell import spell_bytes
 from reports.svg import stand_alone
 from reports.write import ReportPaths
 
@@ -101,21 +102,22 @@ def show_report(report: Report, paths: ReportPaths, required: frozenset[str] = f
     )
 
 
-def show_changes(report: Report) -> UUID:
-    """Show what is changed, or would be, and why, as a table under the key `plan`.
+def show_fates(report: Report) -> UUID:
+    """Show what becomes of each save of a run, and why, as a table under the key `plan`.
 
     Args:
-        report: a report with changes.
+        report: a report of retention.
 
     Returns:
         The artifact's id.
     """
     rows = [
-        {"where": code_span(shorten(c.where)), "becomes": code_span(shorten(c.after)), "because": code_span(shorten(c.because))}
-        for c in report.changes
+        {"save": code_span(shorten(f.save)), "becomes": f.becomes, "size": spell_bytes(f.nbytes), "because": code_span(shorten(f.because))}
+        for f in report.fates[:MAX_FINDINGS]
     ]
-    described = f"{len(rows)} changes" + (f", the first {MAX_FINDINGS} shown; all are in report.json" if len(rows) > MAX_FINDINGS else "")
-    return cast("UUID", create_table_artifact(table=rows[:MAX_FINDINGS], key="plan", description=described))
+    more = len(report.fates) - len(rows)
+    described = f"{len(report.fates)} saves" + (f", the first {len(rows)} shown; all are in report.json" if more else "")
+    return cast("UUID", create_table_artifact(table=rows, key="plan", description=described))
 
 
 def show_trends(report: Report) -> list[UUID]:

@@ -1,16 +1,18 @@
 """Gather the evidence and run the checks: on the plan, before a byte is written, and on the release as re-read from disk."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from math import prod
 from pathlib import Path
 
 import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.model import CheckResult, TensorStatistics, Witness
-from tasks.engine.planning.plan import plan_from_json
+from reports.model import CheckResult, EncodedWeight, TensorStatistics, Witness
+from tasks.engine.planning.plan import TensorPlan, plan_from_json
 from tasks.handover import Compared, Judged, Known, Measured, Planned, ReleaseFacts
 from tasks.known import join_tables
 from tasks.measure import measure
@@ -20,7 +22,7 @@ from tasks.reshard import read_config
 from tasks.retrying import RETRIES
 from validators.check import Check, run
 from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
-from validators.expectation import Evidence, Expectation, expectation_from_json
+from validators.expectation import ITEMSIZE, Evidence, Expectation, expectation_from_json
 from validators.quantized_names import expect_stored
 from validators.release import Release, StoredTensor, WeightFile, open_release
 from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
@@ -64,7 +66,7 @@ def measure_release(
     found = measure(folder, plan_path=planned.whole if planned else None, source_roots=roots, workers=workers, without=unchanged)
     tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
     more: tuple[Witness, ...] = ()
-    if planned is not None and found.witness.heard:
+    if planned is not None:
         copies, said = measure_copies(folder, plan_path=planned.whole, source_roots=roots, workers=workers)
         values = pd.concat([values, copies], ignore_index=True) if len(copies) else values
         more = (said,) if said is not None else ()
@@ -163,7 +165,7 @@ def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
 
 
 def _evidence(folder: Path, measured: Measured | None, compared: Compared, absent: Mapping[str, str]) -> Evidence:
-    found = measured.values if measured is not None and measured.witness.heard else None
+    found = measured.values if measured is not None and any(witness.heard for witness in measured.witnesses) else None
     heard = [path for path in (found, compared.values) if path is not None]
     return Evidence(
         open_release(folder),
@@ -226,3 +228,33 @@ def read_statistics(path: Path) -> tuple[TensorStatistics, ...]:
     """
     names = [f.name for f in fields(TensorStatistics)]
     return tuple(TensorStatistics(*row) for row in read_table(TensorTable, path)[names].itertuples(index=False, name=None))
+
+
+def read_encoded(planned: Planned, parts: Path) -> tuple[EncodedWeight, ...]:
+    """Return a release's quantized weights for the report.
+
+    Args:
+        planned: the plan.
+        parts: a PartTable of the release.
+
+    Returns:
+        One per quantized weight, in the order stored.
+    """
+    if not planned.is_quantized:
+        return ()
+    table = read_table(PartTable, parts)  # only the part with the values has an error
+    errors = dict(zip(table["name"], table["relative_error"], strict=True))
+    by_weight: dict[str, list[TensorPlan]] = {}
+    for _, tensor in plan_from_json(planned.path.read_text()).tensors():
+        if tensor.part is not None:
+            by_weight.setdefault(tensor.part.weight, []).append(tensor)
+    return tuple(
+        EncodedWeight(
+            weight,
+            held[0].encoding,
+            sum(part.spec.nbytes for part in held),
+            sum(prod(box.shape) * ITEMSIZE[box.dtype] for box in held[0].inputs),
+            next((error for part in held if not math.isnan(error := float(errors.get(part.name, math.nan)))), math.nan),
+        )
+        for weight, held in by_weight.items()
+    )

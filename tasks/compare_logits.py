@@ -95,6 +95,7 @@ def compare_logits(
         memory,
         release.parent / f"{release.name}-scratch",
         _encodings(planned),
+        loaded.ref.weights == "master",
     )
     try:
         found = compare(subject)

@@ -3,19 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRef:
-    """A checkpoint as it was when the run began: its digest says whether it still is."""
+    """A checkpoint as it was when the run began: its digest says whether it still is. `weights` are the model's or the optimizer's."""
 
     path: Path
     also: tuple[Path, ...]
     step: int | None
     digest: str = ""
     tag: str = ""
+    weights: Literal["stored", "master"] = "stored"
 
 
 @dataclass(frozen=True, slots=True)

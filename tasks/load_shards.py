@@ -41,7 +41,7 @@ def load_shards(ref: SourceRef, folder: Path) -> Loaded:
 
 
 def _source_table(catalog: Catalog) -> pd.DataFrame:
-    rows = [(t.fqn, "model", t.dtype, format_shape(t.shape or ()), t.last - t.first) for t in catalog.tensors.values()]
+    rows = [(name, "model", t.dtype, format_shape(t.shape or ()), t.last - t.first) for name, t in catalog.tensors.items()]
     rows += [(key, "state", t.dtype, format_shape(t.shape or ()), t.last - t.first) for key, t in catalog.state_tensors.items()]
     rows += [(s.fqn, "state", s.dtype, format_shape(s.shape), 1) for s in catalog.state]
     return pd.DataFrame(rows, columns=["name", "role", "dtype", "shape", "fragments"])

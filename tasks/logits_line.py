@@ -42,7 +42,8 @@ class Subject:
 
     `merged` is the release before any cast, or `release` itself when nothing was cast. Dtypes are safetensors codes. `tokenizer` is a
     folder with a sound tokenizer, or None; `scratch` a folder that is made, filled and removed. `encodings` says how weights were
-    quantized, by name; none for a release that another tool quantized, whose logits are not compared.
+    quantized, by name; none for a release that another tool quantized, whose logits are not compared. `of_masters`: the optimizer's
+    fp32 masters were exported, but the trainer ran with weights of its own precision.
     """
 
     release: Path
@@ -57,6 +58,12 @@ class Subject:
     memory_limit: int
     scratch: Path
     encodings: Mapping[str, str] = field(default_factory=dict)
+    of_masters: bool = False
+
+    @property
+    def mapping_dtype(self) -> str:
+        """What the weights that the trainer ran with were rounded to, at the coarsest."""
+        return "BF16" if self.of_masters else self.source_dtype
 
     @property
     def is_cast(self) -> bool:
@@ -238,7 +245,8 @@ def _silent(reason: str) -> LogitsEvidence:
 
 
 def _compare_native(subject: Subject, native: native_forward.Native, run: _Run) -> LogitsComparison:
-    row = limits_row("", "", "F32", is_moe=subject.is_moe)  # fp32 holds the source's values exactly, and both forwards run in it
+    # fp32 holds the source's values exactly, and both forwards run in it; but the ranks' are no masters.
+    row = limits_row("", "BF16" if subject.of_masters else "", "F32", is_moe=subject.is_moe)
     noise = _NATIVE_NOISE * max(float(logits.abs().max()) for logits in native.logits)
     found = diverge(native.logits, run.logits, vocab=run.reachable, noise=noise)
     comparison = _comparison("mapping", native_forward.NAME, "merged values", row, found, LIMITS[row])
@@ -260,7 +268,7 @@ def _hidden(folder: Path, batch: Batch, subject: Subject) -> tuple[torch.Tensor,
 
 
 def _compare_recorded(subject: Subject, golden: recorded.Recorded, run: _Run) -> LogitsComparison:
-    row = limits_row("", subject.source_dtype, golden.computed_in, is_moe=subject.is_moe)
+    row = limits_row("", subject.mapping_dtype, golden.computed_in, is_moe=subject.is_moe)
     noise = _EPS[golden.computed_in] * float(golden.logits.abs().max())
     found = diverge([golden.logits], [run.logits[-1]], vocab=min(golden.vocab, run.reachable), noise=noise)
     return _comparison("mapping", "recorded logits", "merged values", row, found, LIMITS[row])

@@ -14,7 +14,7 @@ from tasks.measure import DTYPES, flat_index
 from tasks.tally import Difference
 from tasks.witnesses.boxes import read_box
 from tasks.witnesses.hearing import NotHeardError
-from tasks.witnesses.second_copy import COMPARABLE, COPIES, SecondCopy
+from tasks.witnesses.second_copy import COMPARABLE, SecondCopy, find_copies
 from validators.release import StoredTensor, open_release
 from validators.tables import SECOND_COPY, ValueTable
 
@@ -39,7 +39,8 @@ def measure_copies(folder: Path, *, plan_path: Path, source_roots: tuple[Path, .
     """
     rows: list[dict[str, object]] = []
     columns = list(ValueTable.to_schema().columns)
-    if json.loads(plan_path.read_text(encoding="utf-8"))["source"]["format"] not in COPIES:
+    source = json.loads(plan_path.read_text(encoding="utf-8"))["source"]
+    if find_copies(source["format"], of_masters=source.get("weights") == "master") is None:
         return pd.DataFrame(rows, columns=columns), None
     try:
         witness = SecondCopy(plan_path, source_roots)

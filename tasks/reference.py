@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -67,6 +68,19 @@ def is_earlier_release(release: Path, other: Path) -> bool:
     """
     ours, theirs = _step(release), _step(other)
     return None not in (ours, theirs) and ours != theirs
+
+
+def weights_of(release: Path) -> Literal["stored", "master"]:
+    """Return which of a checkpoint's weights a release was made of, as its manifest says.
+
+    Args:
+        release: a folder.
+
+    Returns:
+        "stored" where it does not say.
+    """
+    source = read_config(release, MANIFEST_NAME).get("source")
+    return "master" if isinstance(source, Mapping) and source.get("weights") == "master" else "stored"
 
 
 def _step(folder: Path) -> object:

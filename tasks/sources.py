@@ -6,7 +6,8 @@ from threading import Lock
 
 from reports.errors import FormatError, RequestError
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.tensors.catalog import Catalog
+from tasks.engine.planning.masters import take_masters
+from tasks.engine.tensors.catalog import MASTER, Catalog
 from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.handover import SourceRef
 
@@ -25,10 +26,10 @@ def open_source(ref: SourceRef) -> tuple[SourceRef, SourceBytes]:
 
     Raises:
         FormatError: not a checkpoint, or an incomplete one.
-        RequestError: one of `ref.also` holds nothing of it.
+        RequestError: one of `ref.also` holds nothing of it, or masters are asked for that are not there.
     """
     reader = open_checkpoint(ref.path, also=ref.also, step=ref.step, tag=ref.tag)
-    catalog = reader.catalog()
+    catalog = take_masters(reader.catalog()) if ref.weights == MASTER else reader.catalog()
     known, source = replace(ref, digest=catalog.digest), SourceBytes(reader, catalog)
     _refuse_idle_roots(ref, catalog)
     close_source()

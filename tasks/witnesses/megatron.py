@@ -8,7 +8,7 @@ Source: Megatron-LM core 0.12 to main, megatron/core/transformer and megatron/tr
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -19,6 +19,7 @@ import torch
 from reports.errors import FormatError
 from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox
 from tasks.witnesses.dcp_metadata import ItemPlace, read_dcp_metadata
+from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.megatron_ranks import Rank, dist_folders, find_file, load_ranks, single_names, store_whole
 from tasks.witnesses.torch_items import RawTensor, load_item, locate_values
 
@@ -110,6 +111,32 @@ def _global_name(name: str, first_layer: int, rank: Rank) -> str:
     return re.sub(r"\.local_experts\.(\d+)\.", lambda m: f".local_experts.{int(m[1]) + rank.ep * rank.experts}.", name)
 
 
+_MASTER = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?:param|fp32_param)\.")
+
+
+def decode_dist_masters(roots: tuple[Path, ...]) -> Mapping[str, tuple[StoredBox, ...]]:
+    """Return the optimizer's masters in a torch_dist save, and the model's own tensors that have none.
+
+    Args:
+        roots: its folders, the main one first.
+
+    Returns:
+        Stored boxes by global name.
+
+    Raises:
+        NotHeardError: no `.metadata`, or masters that are stored in fragments.
+        FormatError: damaged.
+    """
+    folder, _ = dist_folders(roots)
+    listed = {tensor.key: tensor.shape for tensor in read_dcp_metadata((folder / ".metadata").read_bytes())}
+    masters = {key: _MASTER.sub("", key) for key in listed if _MASTER.match(key)}
+    cut = [key for key, name in masters.items() if listed.get(name) != listed[key]]
+    if cut:
+        raise NotHeardError(f"{cut[0]} does not have its parameter's shape", where=str(folder))
+    taken = set(masters.values())
+    return _decode_dist(roots, lambda key: masters.get(key, "" if "optimizer." in key or key in taken else key))
+
+
 def decode_megatron_dist(roots: tuple[Path, ...]) -> Mapping[str, tuple[StoredBox, ...]]:
     """Return what a torch_dist save holds of the model.
 
@@ -123,12 +150,18 @@ def decode_megatron_dist(roots: tuple[Path, ...]) -> Mapping[str, tuple[StoredBo
         NotHeardError: no `.metadata`.
         FormatError: damaged.
     """
+    return _decode_dist(roots, lambda key: "" if "optimizer." in key else key)
+
+
+def _decode_dist(roots: tuple[Path, ...], called: Callable[[str], str]) -> dict[str, tuple[StoredBox, ...]]:
+    # `called` gives the model's key that an entry holds the values of, "" for none.
     folder, searched = dist_folders(roots)
     stored: dict[str, list[StoredBox]] = {}
     for tensor in read_dcp_metadata((folder / ".metadata").read_bytes()):
-        if "optimizer." in tensor.key:
+        key = called(tensor.key)
+        if not key:
             continue  # training state
-        name = re.sub(r"^(?:module\.)+", "", tensor.key).replace(".experts.experts.", ".experts.local_experts.")
+        name = re.sub(r"^(?:module\.)+", "", key).replace(".experts.experts.", ".experts.local_experts.")
         name = re.sub(r"^decoder\.layers\.(?=\D)", "decoder.layers.{}.", name)
         name = re.sub(r"\.local_experts\.(?=\D)", ".local_experts.{}.", name)
         depth = name.count("{}")

@@ -18,7 +18,7 @@ import torch
 from reports.errors import CoverageError, UnmappedError
 from tasks.witnesses.boxes import Box, Ints, StoredBox, overlaps
 from tasks.witnesses.hearing import NotHeardError
-from tasks.witnesses.sources import Stored, decode_source
+from tasks.witnesses.sources import Stored, decode_masters, decode_source
 
 PLAN_SCHEMA = "shardwright.plan/1"
 
@@ -83,7 +83,11 @@ class SecondPath:
             raise NotHeardError(f"plan schema {plan.get('schema')!r}, this witness reads {PLAN_SCHEMA!r}", where=str(plan_path))
         self.targets: Mapping[str, Target] = {t["name"]: _parse_target(t) for file in plan["files"] for t in file["tensors"]}
         self.source_format: str = plan["source"]["format"]
-        self._stored: Stored = decode_source(self.source_format, source_roots)
+        self.of_masters: bool = plan["source"].get("weights") == "master"
+        self._stored: Stored = self._decode(source_roots)
+
+    def _decode(self, source_roots: tuple[Path, ...]) -> Stored:
+        return (decode_masters if self.of_masters else decode_source)(self.source_format, source_roots)
 
     def pieces(self, name: str, max_numel: int, *, rows: tuple[int, int] | None = None) -> Iterator[Piece]:
         """Yield a target's values in pieces that tile it.

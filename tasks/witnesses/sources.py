@@ -19,7 +19,7 @@ from reports.errors import FormatError, name_some
 from tasks.witnesses.boxes import Box, Ints, ReadBox, StoredBox, refuse_outside
 from tasks.witnesses.dcp_metadata import DcpTensor, ItemPlace, read_dcp_metadata
 from tasks.witnesses.hearing import NotHeardError
-from tasks.witnesses.megatron import decode_megatron, decode_megatron_dist
+from tasks.witnesses.megatron import decode_dist_masters, decode_megatron, decode_megatron_dist
 from tasks.witnesses.torch_items import SavedTensor, list_tensors
 from tasks.witnesses.zero import decode_universal, decode_zero
 
@@ -212,6 +212,29 @@ DECODERS: Mapping[str, Callable[[tuple[Path, ...]], Stored]] = {
     "megatron_dist": decode_megatron_dist,
     "fsdp1_ranks": partial(_refuse, "torch.load(weights_only=True) refuses the ShardedTensor pickles of per-rank FSDP1 files"),
 }
+
+
+# Of formats whose weights are the model's: the optimizer's masters instead.
+MASTERS: Mapping[str, Callable[[tuple[Path, ...]], Stored]] = {"megatron_dist": decode_dist_masters}
+
+
+def decode_masters(format_name: str, roots: tuple[Path, ...]) -> Stored:
+    """Return the optimizer's masters of a checkpoint.
+
+    Args:
+        format_name: as the plan names it.
+        roots: its folders, the main one first.
+
+    Returns:
+        Stored boxes by tensor name; of a tensor without a master, its own.
+
+    Raises:
+        NotHeardError: there is no second decoder of this format's optimizers.
+        FormatError: damaged.
+    """
+    if format_name not in MASTERS:
+        raise NotHeardError(f"the optimizers of format {format_name!r} are not decoded a second time")
+    return MASTERS[format_name](roots)
 
 
 def decode_source(format_name: str, roots: tuple[Path, ...]) -> Stored:

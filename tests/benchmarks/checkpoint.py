@@ -50,7 +50,7 @@ def write_config(folder: Path, layers: int) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _rank(rank: int, folder: str, layers: int, with_peer: bool) -> None:
+def _rank(rank: int, folder: str, layers: int, with_peer: bool, distinct: bool) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
@@ -61,7 +61,7 @@ def _rank(rank: int, folder: str, layers: int, with_peer: bool) -> None:
     made: dict[str, torch.Tensor] = {}
     for name, full in MODEL.shapes(layers).items():
         # Layers take turns with two sets of values, so that 16 GB fit in memory; but safetensors saves no shared ones.
-        alike = name if with_peer else LAYER_NUMBER.sub(lambda m: f".{int(m[1]) % 2}.", name)
+        alike = name if distinct else LAYER_NUMBER.sub(lambda m: f".{int(m[1]) % 2}.", name)
         if alike not in made:
             made[alike] = _fill(full, pool, generator)
         state[name] = DTensor.from_local(made[alike], mesh, [Shard(0)])
@@ -80,12 +80,15 @@ def _fill(full: tuple[int, ...], pool: torch.Tensor, generator: torch.Generator)
     return local + 1 if len(full) == 1 else local
 
 
-def make(folder: Path, nbytes: int, *, with_peer: bool = True) -> int:
-    """Write the checkpoint, and for torch's consolidation its other form; returns its tensor bytes."""
+def make(folder: Path, nbytes: int, *, with_peer: bool = True, distinct: bool = False) -> int:
+    """Write the checkpoint, and for torch's consolidation its other form; returns its tensor bytes.
+
+    Layers have values of their own when `distinct`, or needed by the other form: an export's checks take alike ones for a fault.
+    """
     layers = count_layers(nbytes)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder / "hf", layers)
-    mp.spawn(_rank, (str(folder), layers, with_peer), nprocs=RANKS)
+    mp.spawn(_rank, (str(folder), layers, with_peer, distinct or with_peer), nprocs=RANKS)
     (folder / "rendezvous").unlink(missing_ok=True)
     return sum(2 * torch.Size(shape).numel() for shape in MODEL.shapes(layers).values())
 

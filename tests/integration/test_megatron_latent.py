@@ -1,7 +1,7 @@
 """DeepSeek-V3 as Megatron's ranks hold it (latent attention, router bias, shared experts, a dense first layer, a prediction layer).
 
-Rank files are written by hand from a tiny model of transformers. The release must be that model, bit for bit, and the model written as
-ranks those files. No forward pass of Megatron is compared.
+Rank files are made by hand from a tiny model of transformers. The release must be that model, bit for bit, and written as ranks it must be
+those files. No forward pass of Megatron is compared.
 """
 
 import argparse

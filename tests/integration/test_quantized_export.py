@@ -156,6 +156,19 @@ def test_logits_alone_show_a_quantization_three_times_worse_than_the_librarys(so
     assert codes <= {"logits.mean-kl", "logits.p95-kl", "logits.cosine", "logits.top1"}
 
 
+def test_limits_of_an_encoding_are_the_policys_and_what_it_waives_is_published(sources, tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("limits:\n  INT8: {mean_kl: 1e-12}\n")
+    with pytest.raises(NotPublishedError) as red:
+        _export(sources["dense"], tmp_path, "int8", policy=policy)
+    found = [f for result in red.value.outcome.report.results for f in result.findings if f.severity == "error"]
+    assert [finding.code for finding in found] == ["logits.mean-kl"]
+    waiver = "{code: logits.mean-kl, owner: Ada, reason: known to be coarse, expires: 9999-12-31}"
+    policy.write_text(f"limits:\n  INT8: {{mean_kl: 1e-12}}\nwaivers:\n  - {waiver}\n")
+    outcome = _export(sources["dense"], tmp_path, "int8", policy=policy)
+    assert outcome.verdict.line.startswith("published, 1 finding waived: logits.mean-kl (Ada until 9999-12-31)")
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [

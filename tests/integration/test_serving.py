@@ -57,6 +57,7 @@ def test_a_plan_of_what_may_go_is_shown_and_deletes_nothing(served):
     assert (plan["name"], plan["state_type"]) == ("plan of run", "COMPLETED")
     shown = served.artifacts(plan)
     assert "nothing was deleted" in shown["report"]
+    assert "step-3" in shown["plan"]
     assert (served.place / "run/step-3").is_dir()
 
 

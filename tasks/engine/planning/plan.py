@@ -2,7 +2,7 @@
 
 JSON, schema "shardwright.plan/1":
 
-    {"schema", "source": {"format", "root", "step", "digest"}, "family", "naming", "dims": {…},
+    {"schema", "source": {"format", "root", "step", "digest", "weights"}, "family", "naming", "dims": {…},
      "files": [{"name", "header_nbytes", "nbytes", "tensors": [
         {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
          "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
@@ -30,6 +30,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from tasks.engine.tensors.catalog import STORED, Weights
 from tasks.engine.tensors.ops import OpCall
 from tasks.engine.tensors.region import Region
 from validators.expectation import TensorSpec
@@ -100,6 +101,7 @@ class PlanSource:
     root: str
     step: int | None
     digest: str
+    weights: Weights = STORED
 
 
 @dataclass(frozen=True, slots=True)

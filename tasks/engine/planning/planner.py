@@ -68,7 +68,7 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> ExportPlan:
     targets, quantized = _quantize(plan_encodings(renamed.drafts, policy), request)
     files = pack(targets, request.max_file_bytes)
     plan = ExportPlan(
-        source=PlanSource(catalog.format, catalog.root, catalog.step, catalog.digest),
+        source=PlanSource(catalog.format, catalog.root, catalog.step, catalog.digest, catalog.weights),
         family=model.family,
         naming=model.naming.name,
         dims={**request.dims.sizes, **request.dims.flags} if request.dims else {},

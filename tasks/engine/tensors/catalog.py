@@ -7,6 +7,7 @@ must not hurt) and makes `Fragment` values per tensor, on demand.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from tasks.engine.tensors.region import Ints, Region, check_tiling
 from validators.expectation import ITEMSIZE
 
 Fact = int | float | bool | str
+Weights = Literal["stored", "master"]
+STORED: Weights = "stored"
+MASTER: Weights = "master"  # also the slot of a parameter's copy in high precision
 OTHER_SLOT = "other"  # in keys of state tensors that belong to no parameter
 
 
@@ -100,7 +104,8 @@ class Catalog:
 
     `replicas` repeat a region that the table has already (another rank wrote it too) and must hold the same values; their `index` is -1.
     `stated` is what the trainer stored of the model beside its weights, in the words of families.dims and planning.stated.
-    `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report.
+    `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report. `weights` says
+    whether `tensors` are the model's as stored or the optimizer's masters.
     """
 
     format: str
@@ -115,6 +120,7 @@ class Catalog:
     notes: tuple[str, ...] = field(default=())
     state_tensors: Mapping[str, SourceTensor] = field(default_factory=dict)
     stated: Mapping[str, Fact] = field(default_factory=dict)
+    weights: Weights = STORED
 
     @property
     def num_state_items(self) -> int:
@@ -140,7 +146,7 @@ class Catalog:
         """Return the fragments of one tensor, in the order of the table.
 
         Args:
-            fqn: a key of `tensors` or `state_tensors`.
+            fqn: a key of `tensors` or `state_tensors`. Fragments are called as their format calls them: a master by its own key.
             which: only these, counted from the tensor's first; None for all.
 
         Returns:
@@ -153,7 +159,7 @@ class Catalog:
             row = tensor.first + at
             region = Region(tuple(offsets[at].tolist()), tuple(shapes[at].tolist()))
             locator = Locator(table.files[int(table.file[row])], int(table.start[row]), int(table.nbytes[row]))
-            made.append(Fragment(fqn, region, tensor.dtype, locator, row))
+            made.append(Fragment(tensor.fqn, region, tensor.dtype, locator, row))
         return tuple(made)
 
     def boxes(self, fqn: str) -> tuple[Ints, Ints]:

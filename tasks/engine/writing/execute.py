@@ -84,14 +84,7 @@ def execute_file(
         with OrderedWriter(fd, with_digest=verify is Verify.FULL, with_helper=with_helper) as writer:
             writer.put(memoryview(format_header([tensor.spec for tensor in file.tensors])))
             writer_progress(file.header_nbytes)
-            parts = PartWriter(source, BAND_NBYTES)
-            for tensor in file.tensors:
-                if tensor.part is not None:
-                    lost = parts.write(tensor, partial(_put, writer, writer_progress), pieces)
-                else:
-                    lost = _write_tensor(tensor, source, writer, verify, pieces, writer_progress)
-                if lost:
-                    flushed[tensor.name] = lost
+            _write_tensors(file, source, writer, verify, pieces, flushed, writer_progress)
             digest = writer.finish()
     finally:
         os.close(fd)
@@ -116,6 +109,25 @@ def verify_shared(files: tuple[FilePlan, ...], records: tuple[FileRecord, ...], 
     if not pieces:
         return
     verify_pieces(_recorded(files, source), pieces, source.read_crc)
+
+
+def _write_tensors(
+    file: FilePlan,
+    source: SourceBytes,
+    writer: OrderedWriter,
+    verify: Verify,
+    pieces: list[CrcPiece],
+    flushed: dict[str, int],
+    progress: Progress,
+) -> None:
+    with PartWriter(source, BAND_NBYTES) as parts:
+        for tensor in file.tensors:
+            if tensor.part is not None:
+                lost = parts.write(tensor, partial(_put, writer, progress), pieces)
+            else:
+                lost = _write_tensor(tensor, source, writer, verify, pieces, progress)
+            if lost:
+                flushed[tensor.name] = lost
 
 
 def _write_tensor(

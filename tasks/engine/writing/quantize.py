@@ -2,9 +2,16 @@
 
 A weight's values are read once, where they are written: its scales are kept until their turn, which comes next. Where a file has the
 scales first (weights whose parts do not fill whole units of alignment, see planning/pack.py), the weight is read a second time for them.
+
+Bands are read in order by the caller and quantized by a few threads ahead of it: quantizing takes three times as long as reading. Callers
+with several cores let torch use one for each thread (tasks/threads.py).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,6 +26,7 @@ from tasks.engine.writing.source_bytes import SourceBytes
 from validators.layouts import layout_rows
 
 Put = Callable[[memoryview], None]
+_THREADS = 2  # per file; they start with the first weight
 
 
 class PartWriter:
@@ -26,7 +34,7 @@ class PartWriter:
 
     Args:
         source: where from.
-        band_nbytes: about how many bytes of the source are held at a time.
+        band_nbytes: about how many bytes of the source a band takes; a few are held at a time.
     """
 
     def __init__(self, source: SourceBytes, band_nbytes: int) -> None:
@@ -34,6 +42,13 @@ class PartWriter:
         self._band_nbytes = band_nbytes
         self._scales: dict[str, list[torch.Tensor]] = {}
         self._ahead: set[str] = set()  # weights whose scales were written before their values
+        self._pool = ThreadPoolExecutor(_THREADS, "quantize")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def write(self, tensor: TensorPlan, put: Put, pieces: list[CrcPiece]) -> int:
         """Write one part.
@@ -77,8 +92,20 @@ class PartWriter:
 
     def _bands(self, tensor: TensorPlan, pieces: list[CrcPiece]) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         # Of each band: what is stored, its scales, and how many values the cast flushed.
-        part, encoding, source = _part_of(tensor), ENCODINGS[tensor.encoding], tensor.inputs[0].dtype
-        lost = 0
+        part, encoding = _part_of(tensor), ENCODINGS[tensor.encoding]
+        ahead: deque[tuple[Future[tuple[torch.Tensor, torch.Tensor]], int]] = deque()
+        for rows, lost in self._whole_blocks(tensor, part, encoding.band_rows, pieces):
+            ahead.append((self._pool.submit(encode_band, part.weight, to_tensor(rows, part.dtype), encoding), lost))
+            if len(ahead) > _THREADS:
+                made, lost = ahead.popleft()
+                yield *made.result(), lost
+        while ahead:
+            made, lost = ahead.popleft()
+            yield *made.result(), lost
+
+    def _whole_blocks(self, tensor: TensorPlan, part: Part, unit: int, pieces: list[CrcPiece]) -> Iterator[tuple[Raw, int]]:
+        # Bands in the dtype that is quantized, of rows in multiples of `unit`, and how many values the cast flushed.
+        source, lost = tensor.inputs[0].dtype, 0
         held: list[Raw] = []
         for band in self._source.bands(tensor, self._band_nbytes, pieces):
             rows = np.ascontiguousarray(apply_op(tensor.op, band))
@@ -86,11 +113,11 @@ class PartWriter:
                 rows, flushed = encode_cast(part.weight, rows, source, part.dtype)
                 lost += flushed
             held.append(rows)
-            ready = sum(len(rows) for rows in held) // encoding.band_rows * encoding.band_rows
+            ready = sum(len(rows) for rows in held) // unit * unit
             if ready:
                 rows = held[0] if len(held) == 1 else np.concatenate(held)
                 held = [rows[ready:]] if ready < len(rows) else []
-                yield *encode_band(part.weight, to_tensor(rows[:ready], part.dtype), encoding), lost
+                yield rows[:ready], lost
                 lost = 0
         assert not held  # the encoding's `multiples` make blocks whole
 

@@ -161,6 +161,7 @@ def write_manifest(folder: Path, plan: ExportPlan, records: Sequence[FileRecord]
                 "name": Path(plan.source.root).name,
                 "step": plan.source.step,
                 "digest": plan.source.digest,
+                "weights": plan.source.weights,
             },
             "family": plan.family,
             "naming": plan.naming,

@@ -1,12 +1,13 @@
 """The inline SVG: well-formed, in words, and with what is wrong in sight."""
 
 import math
+import re
 from xml.etree import ElementTree
 
 import pytest
 
 from reports.roles import group_roles
-from reports.svg import MAX_SLOTS, draw_bar, draw_positions, draw_roles, fit_scale, worst_of
+from reports.svg import MAX_SLOTS, draw_bar, draw_positions, draw_roles, draw_sorted, fit_scale, worst_of
 from tests.builders.reports import SCRIPT, statistics
 
 
@@ -96,3 +97,18 @@ def test_the_limit_is_drawn_where_there_is_one():
 @pytest.mark.parametrize(("share", "width"), [(-1.0, "0.0"), (0.5, "50.0"), (7.0, "100.0")])
 def test_a_bar_never_leaves_its_cell(share, width):
     assert f'<rect width="{width}"' in draw_bar(share, "one")
+
+
+def test_sorted_values_fall_from_left_to_right_and_what_is_not_finite_is_a_cross():
+    svg = draw_sorted([0.01, 0.1, math.inf, 0.001], "error of weights", ("largest", "smallest"))
+    heights = [float(found) for found in re.findall(r'class="dot one" cx="[\d.]+" cy="([\d.]+)"', svg)]
+    assert heights == sorted(heights)
+    assert len(heights) == 3
+    assert svg.count('class="cross"') == 1
+    assert "error of weights, sorted, 4, from 0.1 to 0.001" in svg
+
+
+def test_ten_thousand_weights_draw_no_more_than_the_slots_and_keep_the_worst():
+    svg = draw_sorted([0.02] * 9999 + [0.5], "error", ("a", "b"))
+    assert svg.count("L") < MAX_SLOTS
+    assert "from 0.5 to 0.02" in svg

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reports.html import MAX_FINDINGS, MAX_ROLES, MAX_TENSORS, group_findings, pick_roles, render_html
-from reports.model import CheckResult, Finding
+from reports.html import MAX_FINDINGS, MAX_ROLES, MAX_TENSORS, group_findings, pick_roles, render_html, sum_encodings
+from reports.model import CheckResult, EncodedWeight, Finding
 from tests.builders.reports import GREEN, HOSTILE, LONG, RED, SCRIPT, huge, layers, statistics
 
 
@@ -160,3 +160,23 @@ def test_too_many_roles_keep_the_broken_one():
 )
 def test_a_report_with_little_in_it_still_renders(report):
     assert "<h2>Checks</h2>" in render_html(report)
+
+
+def test_quantized_weights_show_sizes_before_and_after_the_worst_first_and_a_sorted_plot():
+    weights = [EncodedWeight(f"layers.{i}.up", "int4" if i else "fp8", 100, 800, 0.001 * (i + 1)) for i in range(30)]
+    weights += [EncodedWeight("not.compared", "fp8", 100, 200, math.nan), EncodedWeight(SCRIPT, "int4", 100, 800, 0.5)]
+    text = render_html(replace(GREEN, encoded=tuple(weights)))
+    page = Page(text)
+    assert "Quantized weights" in headings(text)
+    assert "relative error of quantized weights, sorted, 31, from 0.5 to 0.001" in page.text
+    assert text.index("layers.29.up") < text.index("layers.28.up") < text.index("22 more weights")
+    assert [size.name for size in sum_encodings(weights)] == ["fp8", "int4"]
+    assert [(size.weights, size.nbytes, size.source_nbytes, size.worst) for size in sum_encodings(weights)] == [
+        (2, 200, 1000, 0.001),
+        (30, 3000, 24000, 0.5),
+    ]
+    assert "script" not in page.tags
+
+
+def test_a_release_without_quantized_weights_says_nothing_of_them():
+    assert "Quantized weights" not in headings(render_html(GREEN))
