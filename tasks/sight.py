@@ -64,10 +64,7 @@ def see_save(folder: Path, step: int, root: Path) -> SeenSave:
         root: the run's root.
 
     Returns:
-        The save.
-
-    Raises:
-        FileNotFoundError: it is gone.
+        The save; not complete where it is gone.
     """
     return _see(folder, step, read_tracker(root))
 
@@ -87,6 +84,13 @@ def list_going(root: Path) -> tuple[str, ...]:
 def _see(folder: Path, step: int, tracker: str) -> SeenSave:
     if folder.is_symlink():
         return SeenSave(folder.name, step, 0, 0.0, "a link, which is not followed")
+    try:
+        return _see_files(folder, step, tracker)
+    except OSError as error:  # a trainer may delete its own saves meanwhile
+        return SeenSave(folder.name, step, 0, 0.0, f"cannot be looked at: {error.strerror}")
+
+
+def _see_files(folder: Path, step: int, tracker: str) -> SeenSave:
     stats = dict(_stats(str(folder), ""))
     files = _Files(folder, {name: stat.st_size for name, stat in stats.items()})
     saved_at = max((stat.st_mtime for stat in stats.values()), default=0.0)

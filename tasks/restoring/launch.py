@@ -50,7 +50,7 @@ def resume(job: ResumeJob, folder: Path, seconds: float) -> ResumeAnswer:
 
 def _run(kind: str, job: Path, answer_kind: type[A], seconds: float) -> A:
     answer, log = job.with_name(f"{kind}.answer.json"), job.with_name(f"{kind}.log")
-    command = [sys.executable, "-P", "-m", "tasks.restoring.worker", kind, str(job), str(answer)]
+    command = [sys.executable, "-P", "-m", "tasks.restoring.worker", kind, str(job), str(answer), str(os.getpid())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)

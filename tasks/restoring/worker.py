@@ -1,6 +1,6 @@
 """A process that restores: imports torch once, and forks the ranks of each world size. Started by tasks.restoring.launch.
 
-    python -m tasks.restoring.worker KIND JOB ANSWER
+    python -m tasks.restoring.worker KIND JOB ANSWER PARENT
 
 It and its ranks end when whoever started it does.
 """
@@ -30,15 +30,21 @@ _PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 def main() -> None:
     """Do one job."""
     kind, job, answer = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    die_with_parent()
+    die_with_parent(int(sys.argv[4]))
     sys.path.append(os.getcwd())  # where --resume's module may lie; last, so that it shadows nothing
     {"restore": _restore, "resume": _resume}[kind](job, answer)
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends; elsewhere than on Linux, do nothing."""
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the one that started it ends; elsewhere than on Linux, end only if it has ended already.
+
+    Args:
+        parent: the process that started this one. If it ended before the kernel was asked, no signal would come.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _restore(job_path: Path, answer: Path) -> None:
@@ -77,7 +83,7 @@ def _resume(job_path: Path, answer: Path) -> None:
 def _run_world(world: int, scratch: str, work: Callable[[int, int], A], kind: type[A]) -> list[A]:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=_run_rank, args=(rank, world, folder, work, kind)) for rank in range(world)]
+        ranks = [context.Process(target=_run_rank, args=(rank, world, folder, work, kind, os.getpid())) for rank in range(world)]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -90,12 +96,12 @@ def _lost(kind: type[A], rank: int) -> A:
     return kind(rank, refusal=f"rank {rank} ended without an answer")
 
 
-def _run_rank(rank: int, world: int, folder: str, work: Callable[[int, int], A], kind: type[A]) -> None:
+def _run_rank(rank: int, world: int, folder: str, work: Callable[[int, int], A], kind: type[A], parent: int) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed.checkpoint.api import CheckpointException
 
-    die_with_parent()
+    die_with_parent(parent)
     warnings.simplefilter("ignore")
     if kind is WorldAnswer:
         torch.set_num_threads(1)  # in a resume they are the user's: sums depend on their number

@@ -76,7 +76,7 @@ def test_inspect_answers_what_no_checkpoint_knows_from_the_drills_yaml(root, tmp
 
 
 @pytest.mark.slow
-def test_the_flow_shows_its_checks_in_prefect(root, tmp_path, prefect_server):
+def test_the_flow_shows_its_report_in_prefect(root, tmp_path, prefect_server):
     from prefect.client.orchestration import get_client
 
     from flows.drill_requests import DrillRequest
@@ -86,4 +86,4 @@ def test_the_flow_shows_its_checks_in_prefect(root, tmp_path, prefect_server):
     assert Path(page).is_file()
     with get_client(sync_client=True) as client:
         keys = {artifact.key for artifact in client.read_artifacts(limit=200)}
-    assert {"check-commit", "check-consistency", "report", "findings"} <= keys
+    assert "report" in keys  # checks have pages of their own only where they did not pass

@@ -2,6 +2,8 @@
 
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,3 +75,11 @@ def test_a_torn_line_of_the_history_is_dropped_by_the_next_drill(tmp_path):
     assert read_history(tmp_path, tmp_path) == (past,)
     append_history(tmp_path, tmp_path, past)
     assert read_history(tmp_path, tmp_path) == (past, past)
+
+
+def test_a_restore_whose_drill_has_ended_before_it_began_ends_at_once(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    command = [sys.executable, "-m", "tasks.restoring.worker", "restore", str(tmp_path / "none"), str(tmp_path / "answer"), str(child.pid)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")

@@ -70,7 +70,7 @@ def test_terminal_output_names_rows_findings_and_pins(base):
     [
         ("log.jsonl", '{"step": 1}\n{"loss": 2}\n', "log.jsonl:2"),
         ("log.jsonl", "step 1\n", "is no JSON"),
-        ("log.csv", "iteration,loss\n1,2\n", "has no column 'step'"),
+        ("log.csv", "epoch,loss\n1,2\n", "has no column 'step'"),
         ("trainer_state.json", "{}", "no log_history"),
         ("absent.jsonl", None, "cannot be read"),
     ],

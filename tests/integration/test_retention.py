@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from flows.drill_requests import DrillRequest
 from flows.export import run_export
@@ -237,6 +239,49 @@ def test_tokens_of_the_log_space_the_saves(tmp_path):
     assert kept(keep(root, "every_tokens: 5000\nkeep_last: 1\n", log=tmp_path / "log.csv")) == {"step-10", "step-50", "step-90", "step-100"}
 
 
+def _trainers_save(folder: Path) -> None:
+    """What Trainer leaves, as far as its files' names go."""
+    folder.mkdir(parents=True)
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
+        torch.save({}, folder / name) if name.endswith(".pt") else (folder / name).write_text("{}")
+
+
+def test_a_thinning_that_was_killed_is_finished_by_the_next_run_whatever_the_policy(tmp_path):
+    root = tmp_path / "run"
+    for step in range(1, 7):
+        _trainers_save(root / f"checkpoint-{step}")
+    verify(root, tmp_path / "runs", ["checkpoint-5", "checkpoint-6"])
+    # As a kill leaves it: the mark is there, one of two files is gone.
+    (root / "checkpoint-2" / "shardwright.thinned.json").write_text('{"deleted": ["optimizer.pt", "scheduler.pt"]}')
+    (root / "checkpoint-2" / "optimizer.pt").unlink()
+    dry = keep(root, "keep_last: 6\n")
+    assert [(decision.name, decision.action) for decision in dry.planned.plan.of("thin")] == [("checkpoint-2", "thin")]
+    keep(root, "keep_last: 6\n", apply=True)
+    assert {path.name for path in (root / "checkpoint-2").iterdir()} == {
+        "model.safetensors",
+        "trainer_state.json",
+        "shardwright.thinned.json",
+    }
+    assert len(names_in(root)) == 6
+    assert keep(root, "keep_last: 6\n").planned.plan.of("thin") == ()
+
+
+def test_a_save_that_vanishes_while_it_is_looked_at_is_passed_by(tmp_path, monkeypatch):
+    import tasks.sight
+
+    root = _run(tmp_path / "run")
+
+    def list_one_more(folder):
+        return {**list_steps(folder), 35: ["step-35"]}
+
+    list_steps = tasks.sight.list_steps
+    monkeypatch.setattr(tasks.sight, "list_steps", list_one_more)
+    retained = keep(root, apply=True)
+    assert names_in(root) == {"step-80", "step-90", "step-100"}
+    assert "No such file" in str(retained.planned.plan.decisions[3].because)
+
+
 @pytest.mark.cases
 @pytest.mark.parametrize(
     ("case", "name", "gone", "stays"),
@@ -259,6 +304,17 @@ def test_weights_only_are_kept_where_the_format_has_them_apart(case, name, gone,
     again = keep(root, "keep_last: 2\nweights_only_every_steps: 4\n", apply=True)
     assert (again.planned.plan.of("go"), again.planned.plan.of("thin")) == ((), ())
     assert {path.name for path in root.iterdir()} == {name.format(step) for step in (1, 4, 7, 8)}
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("case", ["damaged_no_metadata", "damaged_metadata_truncated", "damaged_rank3_missing"])
+def test_a_damaged_save_is_not_acted_on_and_counts_for_nothing(case, tmp_path):
+    root = _run(tmp_path / "run")
+    shutil.copytree(find_case(case) / "ckpt", root / "step-25", copy_function=shutil.copyfile)
+    shutil.copytree(find_case(case) / "ckpt", root / "step-85", copy_function=shutil.copyfile)
+    retained = keep(root, "keep_last: 3\n", apply=True)
+    assert names_in(root) == {"step-25", "step-80", "step-85", "step-90", "step-100"}
+    assert retained.planned.plan.decisions[2].because[0].startswith("not acted on: ")
 
 
 @pytest.mark.cases

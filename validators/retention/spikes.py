@@ -43,12 +43,12 @@ def find_spikes(losses: Sequence[tuple[int, float]], rule: SpikeRule) -> tuple[S
         rule: what counts as one.
 
     Returns:
-        Spikes; steps that stand out within half a window of each other are one.
+        Spikes; steps that stand out within a tenth of a window of each other are one.
     """
     spikes: list[Spike] = []
     for step, loss, usual in _outstanding(losses, rule):
         last = spikes[-1] if spikes else None
-        if last is not None and step - last.last <= max(1, rule.window // 2) * _stride(losses):
+        if last is not None and step - last.last <= max(1, rule.window // 10) * _stride(losses):
             spikes[-1] = Spike(last.first, step, max(last.loss, loss), last.usual)
         else:
             spikes.append(Spike(step, step, loss, usual))
@@ -67,7 +67,7 @@ def _outstanding(losses: Sequence[tuple[int, float]], rule: SpikeRule) -> Iterat
     outside: deque[float] = deque(maxlen=rule.window)
     for step, loss in losses:
         usual, limit = _limit(window, rule)
-        if len(window) >= max(5, rule.window // 2) and not loss <= limit:
+        if len(window) >= max(5, rule.window // 4) and not loss <= limit:
             yield step, loss, usual
             outside.append(loss)
             if len(outside) == rule.window:

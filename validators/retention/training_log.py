@@ -3,7 +3,9 @@
 - JSON lines, one per step and rank, as drills read them; `tokens` are those of the line's own step and rank, `consumed_tokens` those of
   all steps and ranks up to it, `data` names the version of the data.
 - Hugging Face Trainer's `trainer_state.json` (transformers 5.24, trainer_callback.py): the entries of `log_history` that have a loss.
-- CSV with a header: `step`, and any of `loss`, `tokens`, `consumed_tokens`, `data`, `time`.
+- CSV with a header: `step`, and any of `loss`, `tokens`, `consumed_tokens`, `data`.
+
+NAMES lists how trainers spell these.
 """
 
 import csv
@@ -20,15 +22,27 @@ from reports.errors import RequestError
 _REMEDY = "docs/retention.md shows what a log may be."
 
 
+# Field → how it is spelled; the first that is there counts
+NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "step": ("step", "global_step", "iteration"),
+        "rank": ("rank", "dp_rank"),
+        "loss": ("loss", "train_loss", "train/loss", "lm loss", "lm_loss"),
+        "tokens": ("tokens",),
+        "consumed_tokens": ("consumed_tokens", "tokens_seen", "ntokens_seen", "num_input_tokens_seen", "num_tokens_seen"),
+        "data": ("data", "data_version", "dataset_version"),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One step: mean loss over ranks, tokens consumed up to and with it (0: nobody tells), data version, time, and where."""
+    """One step: mean loss over ranks, tokens consumed up to and with it (0: nobody tells), data version, and where."""
 
     step: int
     loss: float | None = None
     consumed: int = 0
     data: str = ""
-    time: float = 0.0
     where: str = ""
 
 
@@ -40,7 +54,6 @@ class _Row:
     tokens: int
     consumed: int
     data: str
-    time: float
     where: str
 
 
@@ -85,12 +98,12 @@ def _trainer_state(text: str, path: Path) -> Iterator[_Row]:
         raise RequestError("is no state of Trainer: it has no log_history", where=str(path), remedy=_REMEDY) from None
     for number, entry in enumerate(history):
         if isinstance(entry, dict) and "loss" in entry:
-            yield _row({**entry, "consumed_tokens": entry.get("num_input_tokens_seen", 0)}, f"{path}:log_history[{number}]")
+            yield _row(entry, f"{path}:log_history[{number}]")
 
 
 def _csv(text: str, path: Path) -> Iterator[_Row]:
     rows = csv.DictReader(io.StringIO(text))
-    if "step" not in (rows.fieldnames or ()):
+    if not set(NAMES["step"]) & set(rows.fieldnames or ()):
         raise RequestError(f"has no column 'step', only {', '.join(rows.fieldnames or ()) or 'nothing'}", where=str(path), remedy=_REMEDY)
     for row in rows:
         yield _row({name: value for name, value in row.items() if value not in ("", None)}, f"{path}:{rows.line_num}")
@@ -102,15 +115,14 @@ _READERS: Mapping[str, Callable[[str, Path], Iterator[_Row]]] = MappingProxyType
 
 def _row(held: Any, where: str) -> _Row:  # noqa: ANN401  # what JSON gives
     try:
-        loss = held.get("loss")
+        told = {field: held[name] for field, names in NAMES.items() for name in names[::-1] if held.get(name) is not None}
         return _Row(
-            int(held["step"]),
-            int(held.get("rank", 0)),
-            None if loss is None else float(loss),
-            int(held.get("tokens", 0)),
-            int(held.get("consumed_tokens", 0)),
-            str(held.get("data", "")),
-            float(held.get("time", 0.0)),
+            int(told["step"]),
+            int(told.get("rank", 0)),
+            float(told["loss"]) if "loss" in told else None,
+            int(told.get("tokens", 0)),
+            int(told.get("consumed_tokens", 0)),
+            str(told.get("data", "")),
             where,
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -131,7 +143,6 @@ def _merge(rows: list[_Row]) -> tuple[LogLine, int]:
         sum(losses) / len(losses) if losses else None,
         max(row.consumed for row in rows),
         next((row.data for row in rows if row.data), ""),
-        max(row.time for row in rows),
         rows[0].where,
     )
     return line, sum(row.tokens for row in rows)

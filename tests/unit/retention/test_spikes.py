@@ -17,9 +17,14 @@ def _losses(steps: int = 400, every: int = 1, noise: float = 0.05, seed: int = 1
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(100))
 def test_honest_noise_is_no_spike(seed):
     assert find_spikes(_losses(seed=seed), SpikeRule()) == ()
+
+
+def test_three_spikes_of_a_short_run_are_three():
+    found = find_spikes(_losses(steps=100, at_30=1.5, at_45=1.2, at_60=2.0), SpikeRule())
+    assert [spike.first for spike in found] == [30, 45, 60]
 
 
 def test_a_falling_loss_without_any_noise_is_no_spike():

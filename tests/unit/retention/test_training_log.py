@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from reports.errors import RequestError
 from validators.retention.training_log import read_training_log
 
 
@@ -52,3 +53,16 @@ def test_csv_of_other_tools_is_read(tmp_path, text):
     (tmp_path / "log.csv").write_text(text, encoding="utf-8")
     (line,) = read_training_log(tmp_path / "log.csv")
     assert (line.step, line.loss) == (1, 2.0)
+
+
+def test_other_spellings_are_read(tmp_path):
+    rows = [{"iteration": 5, "lm loss": 2.5, "loss": None, "ntokens_seen": 50, "data_version": "v3", "tokens": None}]
+    (line,) = _lines(tmp_path / "log.jsonl", *rows)
+    assert (line.step, line.loss, line.consumed, line.data) == (5, 2.5, 50, "v3")
+
+
+@pytest.mark.parametrize("row", ["[1]", '{"loss": 1}', '{"step": "x"}', '{"step": 1, "loss": "high"}', '{"step": 1e999}', "7"])
+def test_a_line_that_is_no_step_is_refused_with_its_number(tmp_path, row):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n' + row + "\n")
+    with pytest.raises(RequestError, match=r"log\.jsonl:2"):
+        read_training_log(tmp_path / "log.jsonl")
