@@ -113,6 +113,8 @@ def test_experts_weighted_before_they_are_chosen(tmp_path):
         ({"moe_router_score_function": "sigmoid"}, "router without softmax"),
         ({"position_embedding_type": "yarn"}, "other positions"),
         ({"layernorm_epsilon": None}, "layernorm_epsilon"),
+        ({"position_embedding_type": None}, "do not say position_embedding_type"),
+        ({"normalization": None}, "do not say normalization"),
     ],
 )
 def test_what_it_was_not_taught_keeps_it_silent(args, said, tmp_path):
