@@ -132,7 +132,7 @@ def _load_dist(roots: tuple[Path, ...]) -> tuple[Args, tuple[Stage, ...]]:
 
 
 def join_halves(stored: Mapping[str, tuple[Shard, ...]]) -> Iterator[tuple[str, tuple[Shard, ...]]]:
-    """Yield parameters, the halves of a gated fc1 as one: torch_dist's singleton shards keep gate rows as `weight_w`, up rows as `weight_v`.
+    """Yield parameters, the halves of a gated fc1 as one: torch_dist's singleton shards keep gate rows in `weight_w`, up in `weight_v`.
 
     Args:
         stored: one shard by name each.
