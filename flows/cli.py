@@ -36,6 +36,7 @@ from flows.options import (
     TagOption,
     TiedOption,
     WeightsOption,
+    is_typed,
 )
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
@@ -185,14 +186,9 @@ def export(
 
         remove_stages(to)
         return GREEN
-    typed = {"fsync" if name == "no_fsync" else name for name in context.params if _is_typed(context, name)}
+    typed = {"fsync" if name == "no_fsync" else name for name in context.params if is_typed(context, name)}
     request = read_request(request_file, given, typed)
     return _run_export(request, as_json=as_json)
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:

@@ -59,3 +59,17 @@ PolicyOption = Annotated[
     Path | None,
     typer.Option(help="policy.yaml: required checks, limits, waivers (see shardwright policy init).", show_default=False),
 ]
+
+
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given, and is not just its default.
+
+    Args:
+        context: of the command.
+        name: the parameter.
+
+    Returns:
+        Whether it was.
+    """
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

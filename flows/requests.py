@@ -47,6 +47,21 @@ def _split_reason(text: str) -> tuple[str, str]:
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
 
+def split_reasons(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    """Return what is left out on purpose, and why.
+
+    Args:
+        texts: `WHAT=REASON` each.
+
+    Returns:
+        (what, reason) pairs.
+
+    Raises:
+        ValueError: one without a reason.
+    """
+    return tuple(_split_reason(text) for text in texts)
+
+
 def refuse_unprintable(value: Path | list[Path] | None) -> Path | list[Path] | None:
     """Return paths that a report can show.
 
@@ -113,7 +128,7 @@ class GateRequest(BaseModel):
     @property
     def drops(self) -> tuple[tuple[str, str], ...]:
         """(pattern, reason) of source tensors to leave out."""
-        return tuple(_split_reason(text) for text in self.drop)
+        return split_reasons(self.drop)
 
     @property
     def skips(self) -> dict[str, str]:
@@ -170,7 +185,7 @@ class ExportRequest(BaseModel):
     @property
     def drops(self) -> tuple[tuple[str, str], ...]:
         """(pattern, reason) of what to leave out."""
-        return tuple(_split_reason(text) for text in self.drop)
+        return split_reasons(self.drop)
 
     @property
     def skips(self) -> dict[str, str]:

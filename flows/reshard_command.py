@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.options import AlsoOption, AssetsOption, FamilyOption, SourceArg, StepOption, TagOption
-from flows.reshard_megatron import MegatronRequest, write_megatron_save
+from flows.options import AlsoOption, AssetsOption, DropOption, FamilyOption, SourceArg, StepOption, TagOption, is_typed
+from flows.requests import split_reasons
 from reports.errors import FormatError, RequestError
 
 RanksOption = Annotated[int, typer.Option(min=1, help="megatron: ranks of this axis.")]
@@ -32,6 +32,11 @@ LayoutOption = Annotated[
     Literal["universal", "megatron"],
     typer.Option("--format", help="universal: DeepSpeed's, from a ZeRO save. megatron: weights of any source as Megatron-LM's ranks."),
 ]
+# Parameter → its option, of those that only ranks of Megatron have.
+_OF_MEGATRON = {
+    **{name: name for name in ("drop", "assets", "family", "tp", "pp", "ep", "etp", "vpp")},
+    **{"spec": "transformer-impl", "vocab_multiple": "make-vocab-size-divisible-by"},
+}
 _LOADED_BY = {
     "universal": 'load it with "checkpoint": {"load_universal": true} in DeepSpeed\'s config',
     "megatron": "weights only, no optimizer state: load it with --load DIR --finetune, or --no-load-optim --no-load-rng",
@@ -39,12 +44,14 @@ _LOADED_BY = {
 
 
 def reshard(
+    context: typer.Context,
     source: SourceArg,
     to: Annotated[Path, typer.Option(help="Where the checkpoint will be; must not exist.")],
     layout: LayoutOption = "universal",
     step: StepOption = None,
     tag: TagOption = "",
     also: AlsoOption = None,
+    drop: DropOption = None,
     assets: AssetsOption = None,
     family: FamilyOption = "auto",
     tp: RanksOption = 1,
@@ -64,15 +71,34 @@ def reshard(
     from reports.spell import format_bytes
 
     roots = tuple(path.absolute() for path in also or ())
+    _refuse_options_of_other(layout, context)
     if layout == "megatron":
+        from flows.reshard_megatron import MegatronRequest, write_megatron_save
+
         ranks = {"tp": tp, "pp": pp, "ep": ep, "etp": etp or tp, "vpp": vpp}
-        request = MegatronRequest(source.absolute(), roots, step, tag, assets, family, ranks, spec, vocab_multiple)
+        request = MegatronRequest(source.absolute(), roots, step, tag, assets, family, ranks, _reasons_of(drop or []), spec, vocab_multiple)
         made = write_at(to.absolute(), (source, *roots), lambda stage: write_megatron_save(request, stage))
     else:
         made = write_checkpoint(source.absolute(), to.absolute(), also=roots, step=step, tag=tag)
     files = [path for path in made.rglob("*") if path.is_file()]
     print(f"written  {made}, {len(files)} files, {format_bytes(sum(path.stat().st_size for path in files))}; every tensor read back equal")
     print(f"format   {layout}; {_LOADED_BY[layout]}")
+
+
+def _reasons_of(drops: list[str]) -> tuple[tuple[str, str], ...]:
+    try:
+        return split_reasons(drops)
+    except ValueError as error:
+        raise RequestError(str(error), where="--drop") from None
+
+
+def _refuse_options_of_other(layout: str, context: typer.Context) -> None:
+    # The command has the options of both formats; one that would do nothing was meant for the other.
+    typed = [name for name in _OF_MEGATRON if is_typed(context, name)]
+    if layout != "megatron" and typed:
+        raise RequestError(
+            f"--format {layout} is not cut that way", where=f"--{_OF_MEGATRON[typed[0]]}", remedy="Add --format megatron, or leave it out."
+        )
 
 
 def write_checkpoint(source: Path, to: Path, *, also: tuple[Path, ...] = (), step: int | None = None, tag: str = "") -> Path:

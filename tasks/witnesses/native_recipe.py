@@ -50,6 +50,7 @@ _UNTAUGHT: Mapping[str, tuple[tuple[object, ...], str]] = {
     "moe_mlp_glu_interleave_size": ((None,), "alternating gate and up rows"),
     "moe_shared_expert_glu_interleave_size": ((None,), "alternating gate and up rows"),
 }
+_NEEDED = ("position_embedding_type", "normalization", "swiglu")  # no default of any version is guessed
 # Constants of Megatron's Llama 3.1 scaling, which args do not state.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 
@@ -104,6 +105,9 @@ def read_recipe(args: Args) -> Recipe:
     Raises:
         NotHeardError: something this forward was not taught, or args that leave it open.
     """
+    open_ = [name for name in _NEEDED if args.get(name) is None]
+    if open_:
+        raise NotHeardError(f"args do not say {', '.join(open_)}")
     strange = [f"{name}={args[name]!r} ({why})" for name, (taught, why) in _UNTAUGHT.items() if name in args and args[name] not in taught]
     if strange:
         raise NotHeardError(f"the run computes what this forward was not taught: {strange[0]}")

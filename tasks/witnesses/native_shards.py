@@ -128,17 +128,24 @@ def _count_layers(names: Mapping[str, object]) -> int:
 
 def _load_dist(roots: tuple[Path, ...]) -> tuple[Args, tuple[Stage, ...]]:
     stored = {name: (Shard(boxes),) for name, boxes in decode_megatron_dist(roots).items()}
-    return load_common_args(roots), (Stage(_count_layers(stored), dict(_with_joined_halves(stored))),)
+    return load_common_args(roots), (Stage(_count_layers(stored), dict(join_halves(stored))),)
 
 
-def _with_joined_halves(stored: Mapping[str, tuple[Shard, ...]]) -> Iterator[tuple[str, tuple[Shard, ...]]]:
-    # Singleton shards keep gate and up rows as two tensors, `weight_w` and `weight_v`.
+def join_halves(stored: Mapping[str, tuple[Shard, ...]]) -> Iterator[tuple[str, tuple[Shard, ...]]]:
+    """Yield parameters, the halves of a gated fc1 as one: torch_dist's singleton shards keep gate rows in `weight_w`, up in `weight_v`.
+
+    Args:
+        stored: one shard by name each.
+
+    Yields:
+        Names and shards.
+    """
     for name, (shard,) in stored.items():
         if not name.endswith(("_w", "_v")):
             yield name, (shard,)
         elif name.endswith("_w"):
             (up,) = stored[f"{name[:-2]}_v"]
-            yield name[:-2], (Halves((*shard.boxes,), up),)
+            yield name[:-2], (Halves(shard.boxes, up),)
 
 
 @dataclass(frozen=True, slots=True)

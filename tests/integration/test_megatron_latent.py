@@ -120,7 +120,9 @@ def test_the_model_written_as_ranks_is_what_the_ranks_hold(q_lora, tmp_path):
     held = _published(model, tmp_path / "hf")
     (tmp_path / "made").mkdir()
     ranks = {"tp": 2, "pp": 1, "ep": 1, "etp": 2, "vpp": 1}
-    write_megatron_save(MegatronRequest(tmp_path / "hf", (), None, "", None, "auto", ranks, "transformer_engine", 10), tmp_path / "made")
+    write_megatron_save(
+        MegatronRequest(tmp_path / "hf", (), None, "", None, "auto", ranks, (), "transformer_engine", 10), tmp_path / "made"
+    )
     for tp in range(2):
         saved = load_rank(tmp_path / "made/release" / f"mp_rank_{tp:02d}")
         found = {name: value for name, value in saved["model"].items() if value is not None}  # type: ignore[attr-defined]

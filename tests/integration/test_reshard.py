@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flows.cli import _guarded, app
 from flows.reshard_command import write_checkpoint
 from reports.errors import FormatError, ReleaseError, RequestError
 from tests.builders.hf import write_shards
+from tests.builders.megatron import Model
+from tests.builders.megatron_runs import write_hf
 from tests.builders.universal import write_universal
 from tests.builders.zero import SLOTS, Zero, example, write_zero
 from tests.builders.zero_parallel import EXPERT, write_experts, write_tensor_parallel
@@ -109,3 +112,27 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         write_checkpoint(tmp_path / "hf", tmp_path / "out")
     with pytest.raises(FormatError, match="no optimizer files"):
         write_checkpoint(tmp_path / "plain", tmp_path / "out")
+
+
+def test_the_command_writes_ranks_and_refuses_options_of_the_other_format(tmp_path, capsys):
+    hf = write_hf(tmp_path / "hf", Model(layers=2, hidden=16, heads=4, groups=2, head_dim=4, ffn=24, vocab=20))
+    arguments = ["reshard", str(hf), "--to", str(tmp_path / "ranks")]
+    assert _command(*arguments, "--tp", "2") == 2
+    assert "--tp: --format universal is not cut that way. Add --format megatron" in capsys.readouterr().err
+    assert _command(*arguments, "--format", "megatron", "--tp", "2", "--drop", "x*") == 2
+    assert "write NAME=REASON" in capsys.readouterr().err
+    assert _command(*arguments, "--format", "megatron", "--tp", "2", "--drop", "lm_head.weight=not wanted") == 2
+    assert "leaves out lm_head.weight, which ranks hold" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+    assert _command(*arguments, "--format", "megatron", "--tp", "2", "--pp", "2") == 0
+    assert "5 files" in capsys.readouterr().out
+    assert len(list((tmp_path / "ranks/release").iterdir())) == 4
+
+
+def test_a_model_without_megatrons_naming_is_refused(tmp_path):
+    write_shards(tmp_path / "hf")
+    assert _command("reshard", str(tmp_path / "hf"), "--to", str(tmp_path / "out"), "--format", "megatron", "--family", "none") == 2
+
+
+def _command(*arguments: str) -> int:
+    return _guarded(lambda: app(list(arguments), prog_name="shardwright", standalone_mode=False))

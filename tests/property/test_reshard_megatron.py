@@ -47,7 +47,7 @@ def _write(source: Path, folder: Path, grid: Grid, *, assets: Path | None = None
     folder.mkdir()
     ranks = {"tp": grid.tp, "pp": grid.pp, "ep": grid.ep, "etp": grid.expert_tp, "vpp": grid.vpp}
     spec = spec or ("transformer_engine" if grid.fused_norms else "local")
-    write_megatron_save(MegatronRequest(source, (), None, "", assets, family, ranks, spec, ROOM), folder)
+    write_megatron_save(MegatronRequest(source, (), None, "", assets, family, ranks, (), spec, ROOM), folder)
     return folder / "release"
 
 
@@ -136,7 +136,8 @@ def test_padding_rows_are_zero_and_args_say_how_it_is_cut(tmp_path):
         (DENSE, Grid(vpp=2), "more than one pipeline stage"),
         (DENSE, Grid(ep=2), "no experts"),
         (EXPERTS, Grid(ep=3), "4 experts do not divide"),
-        (DENSE, Grid(tp=3), "do not divide over 3 ranks"),
+        (DENSE, Grid(tp=3), "4 heads and 2 KV heads do not divide over 3 ranks"),
+        (replace(DENSE, ffn=22), Grid(tp=4), "22 rows of .* do not divide over 4 ranks"),
     ],
 )
 def test_what_does_not_divide_is_refused(model, grid, said, tmp_path):

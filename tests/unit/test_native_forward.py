@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tasks.witnesses.boxes import Box
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.native_forward import run_native
+from tasks.witnesses.native_shards import Shard, join_halves
+from tasks.witnesses.sources import SafetensorsBox
 from tests.builders.cases import find_case
 from tests.builders.megatron import Grid, Model, edit_rank, write_legacy
 from tests.builders.megatron_dist import write_torch_dist
@@ -113,6 +116,8 @@ def test_experts_weighted_before_they_are_chosen(tmp_path):
         ({"moe_router_score_function": "sigmoid"}, "router without softmax"),
         ({"position_embedding_type": "yarn"}, "other positions"),
         ({"layernorm_epsilon": None}, "layernorm_epsilon"),
+        ({"position_embedding_type": None}, "do not say position_embedding_type"),
+        ({"normalization": None}, "do not say normalization"),
     ],
 )
 def test_what_it_was_not_taught_keeps_it_silent(args, said, tmp_path):
@@ -137,6 +142,20 @@ def test_another_format_and_tensors_that_do_not_fit_keep_it_silent(tmp_path):
     )
     with pytest.raises(NotHeardError, match="do not run"):
         run_native("megatron", (tmp_path,), [IDS])
+
+
+def test_halves_of_a_gated_linear_that_are_stored_apart_are_one(tmp_path):
+    held = {
+        "mlp.linear_fc1.weight_w": torch.rand(2, 3),
+        "mlp.linear_fc1.weight_v": torch.rand(2, 3),
+        "mlp.linear_fc2.weight": torch.rand(3, 2),
+    }
+    save_file(held, tmp_path / "held.safetensors")
+    boxes = {n: (Shard((SafetensorsBox(tmp_path / "held.safetensors", n, Box((0, 0), tuple(v.shape))),)),) for n, v in held.items()}
+    made = dict(join_halves(boxes))
+    assert made.keys() == {"mlp.linear_fc1.weight", "mlp.linear_fc2.weight"}
+    expected = torch.cat([held["mlp.linear_fc1.weight_w"], held["mlp.linear_fc1.weight_v"]])
+    assert torch.equal(made["mlp.linear_fc1.weight"][0].read(), expected)
 
 
 @pytest.mark.cases

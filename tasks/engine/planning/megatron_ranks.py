@@ -124,6 +124,22 @@ def plan_ranks(
     return made
 
 
+def refuse_heads(layout: RankLayout, num_heads: int, num_kv_heads: int) -> None:
+    """Refuse a cut through attention heads: their rows may divide, but no run of Megatron has it.
+
+    Args:
+        layout: how a run is cut.
+        num_heads: query heads.
+        num_kv_heads: KV heads; several ranks may share one.
+
+    Raises:
+        RequestError: heads do not divide over tp.
+    """
+    if num_heads % layout.tp or (num_kv_heads % layout.tp and layout.tp % num_kv_heads):
+        heads = f"{num_heads} heads and {num_kv_heads} KV heads"
+        raise RequestError(f"{heads} do not divide over {layout.tp} ranks", where="--tp", remedy="Choose a divisor.")
+
+
 def _refuse_uneven(layout: RankLayout, num_layers: int, num_experts: int) -> None:
     if layout.vpp > 1 and layout.pp == 1:
         raise RequestError("virtual stages need more than one pipeline stage", where="--vpp", remedy="Give --pp as well.")
