@@ -132,7 +132,8 @@ def test_the_command_asks_its_terminal(source, base):
         _command(source, base, "--approve"), env=_environment(base), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     os.write(ours, b"no, wait\n")
-    _, told = process.communicate(timeout=600)
-    assert process.returncode == 1, told.decode()
-    assert b"answered 'no, wait'" in told
+    shown, asked = process.communicate(timeout=600)
+    assert process.returncode == 1, asked.decode()
+    assert b"Only yes does" in asked
+    assert b"answered 'no, wait'" in shown
     assert beside(base) - {"home"} == set()
