@@ -10,12 +10,12 @@ half the range) and quantization/lifecycle/forward_helpers.py.
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tasks.threads import one_torch_thread
 from tasks.witnesses.boxes import Box, read_box
 from tasks.witnesses.second_path import SecondPath
 from validators.layouts import WORD_BITS, Part, Scheme, layout_rows
@@ -98,21 +98,10 @@ def measure_parts(release: Release, witness: SecondPath | None, workers: int) ->
         if tensor.name in said.encoded and _is_intact(tensor, sizes[tensor.file] - starts[tensor.file])
     }
     rows = [_scale_row(stored[name]) for name in said.cache if name in stored and stored[name].tensor.dtype in _SCALES]
-    with _pool(workers) as pool:
+    with one_torch_thread(), ThreadPoolExecutor(workers) as pool:
         for found in pool.map(lambda weight: _weight_rows(weight, stored, witness), said.weights.values()):
             rows += found
     return list({row["name"]: row for row in rows}.values())  # what k_proj puts out has a scale of the weight's and of the cache's
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    # One thread of torch's each.
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:

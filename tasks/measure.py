@@ -5,12 +5,10 @@ memory. The tables come in the order of the release, whatever the number of work
 """
 
 import math
-import sys
 import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -24,6 +22,7 @@ from reports.model import Witness
 from tasks.dequantize import measure_parts
 from tasks.sketch import Rows, Sample
 from tasks.tally import Difference, Indices, Scratch, Tally
+from tasks.threads import one_torch_thread
 from tasks.witnesses.boxes import Box, read_box, read_bytes
 from tasks.witnesses.hearing import NotHeardError
 from tasks.witnesses.second_path import SecondPath, Target
@@ -35,7 +34,6 @@ from validators.tables import PartTable, TensorTable, ValueTable, format_shape
 
 _PIECE_NUMEL = 1 << 20  # fewer and longer calls: below 2**19 two workers wait for each other, above 2**20 pieces leave the cache
 _BAND_NBYTES = 4 << 20
-_SWITCH_SECONDS = 0.0005  # a tenth less time than with the default 0.005; below 0.0002 the switches cost more than they save
 
 _worker = threading.local()  # of the thread pool: `scratch`
 
@@ -117,7 +115,7 @@ def measure(
         for tensor in file.tensors
     ]
     largest_first = sorted(range(len(jobs)), key=lambda i: jobs[i].tensor.start - jobs[i].tensor.stop)
-    with _many_short_calls(), ThreadPoolExecutor(workers, initializer=_start_worker) as pool:
+    with one_torch_thread(), ThreadPoolExecutor(workers, initializer=_start_worker) as pool:
         futures = {i: pool.submit(_measure_tensor, jobs[i], None if jobs[i].tensor.name in encoded else witness) for i in largest_first}
         try:
             rows = [futures[i].result() for i in range(len(jobs))]
@@ -130,20 +128,7 @@ def measure(
 
 
 def _start_worker() -> None:
-    torch.set_num_threads(1)
     _worker.scratch = Scratch()
-
-
-@contextmanager
-def _many_short_calls() -> Iterator[None]:
-    # One thread each, and the interpreter handed over sooner: by default a worker waits 5 ms for it, as long as twenty of its calls.
-    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        torch.set_num_threads(threads)
 
 
 def _hear(plan_path: Path | None, source_roots: tuple[Path, ...]) -> tuple[SecondPath | None, Witness]:

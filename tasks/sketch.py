@@ -40,11 +40,13 @@ class Sample:
             box: where in the tensor it lies.
         """
         raw = values.reshape(-1).view(torch.uint8).numpy().reshape(-1, values.element_size())
-        if box.shape == self._shape:
-            self._bytes = raw[self._flat]
-            return
         if self._bytes is None:
             self._bytes = np.zeros((len(self._flat), raw.shape[1]), np.uint8)
+        run = box.flat_range(self._shape)
+        if run is not None:
+            inside = np.flatnonzero((self._flat >= run.start) & (self._flat < run.stop))
+            self._bytes[inside] = raw[self._flat[inside] - run.start]
+            return
         places = np.stack(np.unravel_index(self._flat, self._shape)) - np.array(box.offset)[:, None]
         inside = np.flatnonzero(((places >= 0) & (places < np.array(box.shape)[:, None])).all(0))
         if len(inside):

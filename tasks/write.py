@@ -27,7 +27,7 @@ def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progre
         stage: where the release is put together.
         name: the file.
         progress: called with bytes written.
-        with_helper: whether a second thread takes half of the work.
+        with_helper: whether a second thread computes the digest.
 
     Returns:
         The file's bytes.

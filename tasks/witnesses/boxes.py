@@ -51,6 +51,21 @@ class Box:
             return None
         return Box(low, tuple(b - a for a, b in zip(low, high, strict=True)))
 
+    def flat_range(self, shape: Ints) -> range | None:
+        """Return which elements of its tensor the box holds, counted in C order, or None when it leaves some out in between.
+
+        Args:
+            shape: the tensor's.
+
+        Returns:
+            A range as long as the box.
+        """
+        dim = next((d for d, n in enumerate(self.shape) if n > 1), len(shape))
+        if self.shape[dim + 1 :] != shape[dim + 1 :]:
+            return None
+        start = sum(o * prod(shape[d + 1 :]) for d, o in enumerate(self.offset))
+        return range(start, start + self.numel)
+
     def cut(self, max_numel: int) -> Iterator["Box"]:
         """Yield boxes of at most `max_numel` elements that tile this one, in C order.
 

@@ -66,7 +66,7 @@ def execute_file(
         path: where to.
         verify: whether to digest and check on the way.
         progress: called with the number of bytes written since the last call.
-        with_helper: whether a second thread takes half of the work; of use where fewer files are written at a time than there are cores.
+        with_helper: whether a second thread computes the digest; of use where fewer files are written at a time than there are cores.
 
     Returns:
         The record of the file.

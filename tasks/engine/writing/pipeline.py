@@ -1,13 +1,13 @@
 """One output file, written in order over a ring of fixed buffers.
 
-Where fewer files are written than there are workers, a second thread takes half of a file's work: with a digest it hashes while the caller
-writes; without, it writes while the caller reads on. hashlib, isal, preadv and pwrite release the GIL, so the two really overlap. Where
-every worker has a file of its own, handing over only costs. Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of
-their own: from one that does not start on a page, the kernel wrote at less than half the speed where this was measured.
+Where fewer files are written than there are workers, a second thread hashes while the caller writes. hashlib, isal, preadv and pwrite
+release the GIL, so the two really overlap. Where every worker has a file of its own, or nothing is hashed, handing over only costs.
+Memory is `DEPTH` buffers, whatever the file's size. Buffers are pages of their own: from one that does not start on a page, the kernel
+wrote at less than half the speed where this was measured.
 
 A buffer is a stretch of the file, however many small pieces it is filled with, and is written in `WRITE_NBYTES` that start at multiples of
-it. The page cache takes memory in blocks as large as a write: where one of 1 MB cost two to five times the processor time now and then (a
-virtual machine, whose host takes large free blocks back), one of 128 KiB, which `cp` uses too, never did.
+it. The page cache takes memory in blocks as large as a write: where one of 512 KiB or more cost two to five times the processor time now
+and then (a virtual machine, whose host takes large free blocks back), one of 256 KiB, which `cp` uses too, never did.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 CHUNK_NBYTES = 1 << 20  # larger ones leave the cache between read and write, smaller ones make threads wait for the interpreter
-WRITE_NBYTES = 1 << 17
+WRITE_NBYTES = 1 << 18
 DEPTH = 4
 
 
@@ -29,23 +29,23 @@ class OrderedWriter:
     Args:
         fd: an empty file open for writing; not closed here.
         with_digest: whether sha256 is computed.
-        with_helper: whether a second thread takes half of the work.
+        with_helper: whether a second thread computes it.
     """
 
     def __init__(self, fd: int, *, with_digest: bool, with_helper: bool = True) -> None:
         self._fd = fd
         self._at = 0
         self._sha256 = hashlib.sha256() if with_digest else None
-        self._failed: list[OSError] = []
         self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
+        self._filled: SimpleQueue[memoryview | None] = SimpleQueue()
         self._buffer: memoryview | None = None  # the one being filled, up to `_fill`
         self._fill = 0
-        for _ in range(DEPTH if with_helper else 1):
-            self._free.put(memoryview(mmap.mmap(-1, CHUNK_NBYTES)))
-        self._helper = Thread(target=self._help, name="hash" if with_digest else "write") if with_helper else None
-        if self._helper is not None:
+        self._helper: Thread | None = None
+        if self._sha256 is not None and with_helper:
+            self._helper = Thread(target=self._hash, args=(self._sha256,), name="hash")
             self._helper.start()
+        for _ in range(DEPTH if self._helper else 1):
+            self._free.put(memoryview(mmap.mmap(-1, CHUNK_NBYTES)))
 
     def __enter__(self) -> Self:
         return self
@@ -58,14 +58,9 @@ class OrderedWriter:
 
         Returns:
             Room for at least one byte and at most CHUNK_NBYTES, to fill from its beginning and to tell `advance` of.
-
-        Raises:
-            OSError: the second thread could not write; the disk is full or failing.
         """
         if self._buffer is None:
             self._buffer, self._fill = self._free.get(), 0
-        if self._failed:
-            raise self._failed[0]
         return self._buffer[self._fill :]
 
     def advance(self, nbytes: int) -> None:
@@ -73,6 +68,9 @@ class OrderedWriter:
 
         Args:
             nbytes: how many of them are filled.
+
+        Raises:
+            OSError: the disk is full or failing.
         """
         assert self._buffer is not None
         self._fill += nbytes
@@ -84,6 +82,9 @@ class OrderedWriter:
 
         Args:
             view: contiguous bytes, of any length.
+
+        Raises:
+            OSError: the disk is full or failing.
         """
         while len(view):
             room = self.space()
@@ -99,44 +100,34 @@ class OrderedWriter:
             The sha256 in hex, or "" where none was asked for.
 
         Raises:
-            OSError: the second thread could not write.
+            OSError: the disk is full or failing.
         """
         if self._buffer is not None:
             self._hand_over(self._buffer)
         self._join()
-        if self._failed:
-            raise self._failed[0]
         return self._sha256.hexdigest() if self._sha256 else ""
 
     def _hand_over(self, buffer: memoryview) -> None:
         # What is filled of a buffer goes to the file; until it comes back as free, nobody may touch it.
         view, at = buffer[: self._fill], self._at
         self._buffer, self._at = None, at + len(view)
-        if self._helper is None:
-            if self._sha256 is not None:
-                self._sha256.update(view)
-            _write(self._fd, at, view)
-            self._free.put(buffer)
+        if self._helper is not None:
+            self._filled.put(view)
+            _write(self._fd, at, view)  # the buffer may be free before it is written, but only this thread asks for free ones
             return
-        self._filled.put((view, at))
-        if self._sha256 is not None:  # the buffer may be free before it is written, but only this thread asks for free ones
-            _write(self._fd, at, view)
+        if self._sha256 is not None:
+            self._sha256.update(view)
+        _write(self._fd, at, view)
+        self._free.put(buffer)
 
     def _join(self) -> None:
         if self._helper is not None:
             self._filled.put(None)
             self._helper.join()
 
-    def _help(self) -> None:
-        while (filled := self._filled.get()) is not None:
-            view, at = filled
-            if self._sha256 is not None:
-                self._sha256.update(view)
-            elif not self._failed:
-                try:
-                    _write(self._fd, at, view)
-                except OSError as error:
-                    self._failed.append(error)
+    def _hash(self, sha256: "hashlib._Hash") -> None:
+        while (view := self._filled.get()) is not None:
+            sha256.update(view)
             self._free.put(memoryview(view.obj))
 
 
