@@ -8,6 +8,20 @@ from filelock import FileLock
 
 from tests.builders import dcp as dcp_builder
 
+# Fixtures that take twenty seconds or more: the tests that share one run in the same worker. Module-scoped ones by module.
+SHARED_BY_MODULE = frozenset({"served", "home"})
+SHARED_BY_ALL = frozenset({"prefect_server"})
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests of one costly fixture together."""
+    for item in items:
+        names = set(getattr(item, "fixturenames", ()))
+        shared = sorted(names & SHARED_BY_ALL) or ([item.nodeid.split("::")[0]] if names & SHARED_BY_MODULE else [])
+        for group in shared:
+            item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,4 +1,4 @@
-"""A catalog of a million fragments opens in bounded time and memory."""
+"""Tensors of a thousand fragments each open in bounded time and memory. tests/benchmarks/test_million_fragments.py has ten times as many."""
 
 import json
 import subprocess
@@ -23,11 +23,11 @@ print(json.dumps([rows, time.process_time() - started, resource.getrusage(resour
 
 
 @pytest.mark.slow
-def test_a_million_fragments_open_within_a_minute_and_three_gigabytes(tmp_path: Path):
-    write_large(tmp_path / "save", tensors=1000, ranks=1000)
+def test_a_hundred_thousand_fragments_open_within_six_seconds(tmp_path: Path):
+    write_large(tmp_path / "save", tensors=100, ranks=1000)
     command = [sys.executable, "-c", READ, str(tmp_path / "save")]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     fragments, seconds, gibibytes = json.loads(said.stdout)
-    assert fragments == 1_000_000
-    assert seconds <= 60
-    assert gibibytes <= 3
+    assert fragments == 100_000
+    assert seconds <= 6
+    assert gibibytes <= 1
