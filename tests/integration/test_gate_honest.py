@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import pytest
@@ -79,19 +80,28 @@ def test_null_is_said_where_the_models_class_has_another_default(tmp_path):
 PIPES = ["config.json", "generation_config.json", "model-00001-of-00003.safetensors", "chat_template.jinja", "tokenizer.json", "stray"]
 
 
+@pytest.fixture(scope="module")
+def beside() -> Iterator[Executor]:
+    """A process of its own, so that a test can give up waiting."""
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    yield pool
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in active_children():
+        process.kill()
+
+
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path, name):
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path, name, beside):
     release = build_release("dense", tmp_path / "release").folder
     (release / name).unlink(missing_ok=True)
     os.mkfifo(release / name)
     asked = {"release": release, "runs": tmp_path / "runs"}
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        line = pool.submit(verdict_of, asked).result(timeout=120)
+    line = beside.submit(verdict_of, asked).result(timeout=120)
     assert line.startswith(("accepted", "not accepted"))
 
 
 def verdict_of(asked: dict) -> str:
-    """Gate a folder and return the verdict line; in a process of its own, so that a test can give up waiting."""
+    """Gate a folder and return the verdict line."""
     try:
         return run_gate(GateRequest.model_validate(asked), PlainRunner()).verdict.line
     except RejectedError as red:

@@ -1,4 +1,4 @@
-"""Tensors of a thousand fragments each open in bounded time and memory. tests/benchmarks/test_million_fragments.py has ten times as many."""
+"""Tensors of a thousand fragments each open in bounded time and memory. tests/benchmarks/test_million_fragments.py has more of them."""
 
 import json
 import subprocess
