@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,8 @@ from flows.gate import run_gate
 from flows.requests import GateRequest
 from flows.run import PlainRunner
 from tasks.engine.writing.execute import Verify
-from tests.benchmarks.export import GB, WORKERS, Bench
+from tests.benchmarks.export import Bench
+from tests.benchmarks.rounds import GB, WORKERS, run_process
 
 LIMIT = 3.0
 MEMORY_LIMIT = 900  # MiB
@@ -80,16 +80,9 @@ def gate(release: Path) -> float:
 def command_memory(release: Path) -> float:
     """Peak RSS of the command, in MiB."""
     runs = release.parent / "gate-runs"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "gate", str(release), "--runs", str(runs)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(errors.decode()[-2000:])
+    measured = run_process(sys.executable, "-m", "flows.cli", "gate", release, "--runs", runs)
     shutil.rmtree(runs)
-    return usage.ru_maxrss / 1024
+    return measured.rss_mib
 
 
 def main() -> None:
