@@ -1,16 +1,21 @@
-"""Who names a save: reports in the runs' folder, and runs that are reading it now. And which saves a drill has verified."""
+"""Who names a save: reports in the runs' folder, runs that are reading it now, and what the trainer keeps beside its saves: pointer files,
+links, and Trainer's best model. And which saves a drill has verified.
+"""
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from reports.model import path_of
 from tasks.drill_history import read_history
+from tasks.saves import read_pointers
 from validators.retention.evidence import Claim, SeenSave
 
 READING_NAME = "reading.json"  # in the folder of a run that is reading checkpoints; locked while it does
+_TRAINER_STATE = "trainer_state.json"
 OWN_KIND = "retain"  # reports of retention itself name every save
 
 
@@ -32,6 +37,19 @@ def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave]) -> tuple[Clai
             found += [Claim(name, f"named by the report of {folder.name}") for name in _reported(folder, root, names)]
             found += [Claim(name, f"{folder.name} is reading it") for name in _being_read(folder, root, names)]
     return tuple(found)
+
+
+def find_pointed(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
+    """Return the saves that something in the run's own root names.
+
+    Args:
+        root: the training run's root, resolved.
+        saves: its saves.
+
+    Returns:
+        Claims: of pointer files, of links (`best -> step-200`), of the best model that Trainer remembers.
+    """
+    return (*_by_pointer(root, saves), *_by_link(root, saves), *_by_trainer(root, saves))
 
 
 def find_readers(runs: Path, root: Path, name: str) -> tuple[str, ...]:
@@ -67,6 +85,36 @@ def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozense
     last = dict(sorted(drilled, key=lambda pair: pair[1]))
     until = {name: finished.timestamp() + 1 for name, finished in last.items()}  # the history counts whole seconds
     return frozenset(save.name for save in saves if save.name in until and save.saved_at < until[save.name])
+
+
+def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    # `latest` says a folder's name, Megatron's tracker a step.
+    for pointer, named in read_pointers(root).items():
+        yield from (Claim(save.name, f"the pointer file {pointer} names it") for save in saves if named in (save.name, str(save.step)))
+
+
+def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    names = {save.name for save in saves}
+    for link in sorted(entry.name for entry in os.scandir(root) if entry.is_symlink()):
+        target = Path(os.path.realpath(root / link))
+        inside = target.relative_to(root).parts if target.is_relative_to(root) else ()
+        if inside and inside[0] in names:
+            yield Claim(inside[0], f"the link {link} leads to it")
+
+
+def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    # The newest state says which is the best by now (transformers 5.24, TrainerState.best_model_checkpoint): Trainer loads it at the end.
+    states = [path for path in (root / save.name / _TRAINER_STATE for save in reversed(saves)) if path.is_file()][:1]
+    for state in (*states, root / _TRAINER_STATE):
+        best = _best_model(state)
+        yield from (Claim(save.name, f"the best model by {state.relative_to(root)}") for save in saves if save.name == best)
+
+
+def _best_model(state: Path) -> str:
+    try:
+        return PurePath(json.loads(state.read_bytes())["best_model_checkpoint"]).name
+    except (OSError, ValueError, KeyError, TypeError):  # none, half-written, or it knows no best one
+        return ""
 
 
 def _reported(folder: Path, root: Path, names: list[str]) -> Iterator[str]:
