@@ -150,7 +150,7 @@ def _count(told: Mapping[str, Any], field: str, where: str) -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)  # exact where a float would round
     number = value if type(value) is int else _number(told, field, where)
-    if number < 0 or not (type(number) is int or number.is_integer()):
+    if number < 0 or (isinstance(number, float) and not number.is_integer()):
         raise RequestError(f"is no step of a log: {field} {value!r} is no whole number of at least 0", where=where, remedy=_REMEDY)
     return int(number)
 
