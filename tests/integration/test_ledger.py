@@ -82,7 +82,7 @@ def test_a_log_that_is_none_is_refused_with_its_line(base, tmp_path, name, conte
         make_ledger(LedgerRequest(root=base / "run", log=tmp_path / name, runs=tmp_path / "runs"))
 
 
-@pytest.mark.parametrize(("content", "told"), [("{", "is no JSON"), ('{"step": "ten", "results": {}}', "not a number")])
+@pytest.mark.parametrize(("content", "told"), [("{", "is no JSON"), ('{"step": "ten", "results": {}}', "no whole number")])
 def test_results_that_are_none_are_refused(base, tmp_path, content, told):
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(RequestError, match=told):
