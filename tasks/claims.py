@@ -104,8 +104,8 @@ def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
 
 def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     # The newest state says which is the best by now (transformers 5.24, TrainerState.best_model_checkpoint): Trainer loads it at the end.
-    states = [path for path in (root / save.name / _TRAINER_STATE for save in reversed(saves)) if path.is_file()][:1]
-    for state in (*states, root / _TRAINER_STATE):
+    newest = next((path for path in (root / save.name / _TRAINER_STATE for save in reversed(saves)) if path.is_file()), None)
+    for state in (*([newest] if newest else []), root / _TRAINER_STATE):
         best = _best_model(state)
         yield from (Claim(save.name, f"the best model by {state.relative_to(root)}") for save in saves if save.name == best)
 
