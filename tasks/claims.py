@@ -30,12 +30,12 @@ def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave]) -> tuple[Clai
     Returns:
         Claims, by run folder.
     """
-    names = [save.name for save in saves]
+    names = frozenset(save.name for save in saves)
     found = []
     for folder in sorted(runs.iterdir() if runs.is_dir() else ()):
         if folder.is_dir():
             found += [Claim(name, f"named by the report of {folder.name}") for name in _reported(folder, root, names)]
-            found += [Claim(name, f"{folder.name} is reading it") for name in _being_read(folder, root, names)]
+            found += [Claim(name, f"{folder.name} is reading it") for name in sorted(_being_read(folder, root, names))]
     return tuple(found)
 
 
@@ -64,7 +64,7 @@ def find_readers(runs: Path, root: Path, name: str) -> tuple[str, ...]:
         Run ids.
     """
     folders = sorted(path.parent for path in runs.glob(f"*/{READING_NAME}"))
-    return tuple(folder.name for folder in folders if any(_being_read(folder, root, [name])))
+    return tuple(folder.name for folder in folders if _being_read(folder, root, frozenset({name})))
 
 
 def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozenset[str]:
@@ -96,10 +96,9 @@ def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
 def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     names = {save.name for save in saves}
     for link in sorted(entry.name for entry in os.scandir(root) if entry.is_symlink()):
-        target = Path(os.path.realpath(root / link))
-        inside = target.relative_to(root).parts if target.is_relative_to(root) else ()
-        if inside and inside[0] in names:
-            yield Claim(inside[0], f"the link {link} leads to it")
+        name = _save_of(str(root / link), root)
+        if name in names:
+            yield Claim(name, f"the link {link} leads to it")
 
 
 def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
@@ -117,23 +116,23 @@ def _best_model(state: Path) -> str:
         return ""
 
 
-def _reported(folder: Path, root: Path, names: list[str]) -> Iterator[str]:
+def _reported(folder: Path, root: Path, names: frozenset[str]) -> list[str]:
     try:
         report = json.loads((folder / "report.json").read_bytes())
         kind, said = report["kind"], (report["source"], report["subject"])
     except (OSError, ValueError, KeyError, TypeError):
-        return  # no report, or one of another version
-    if kind != OWN_KIND:
-        yield from (name for name in names if any(_is_in(path_of(str(text)), root / name) for text in said))
+        return []  # no report, or one of another version
+    return [] if kind == OWN_KIND else sorted({_save_of(path_of(str(text)), root) for text in said} & names)
 
 
-def _being_read(folder: Path, root: Path, names: list[str]) -> Iterator[str]:
+def _being_read(folder: Path, root: Path, names: frozenset[str]) -> frozenset[str]:
     path = folder / READING_NAME
     if not path.is_file() or not _is_locked(path):
-        return
-    for text in json.loads(path.read_bytes()):
-        # A run's root is read too while one of its saves is chosen.
-        yield from (name for name in names if _is_in(text, root / name) or Path(text).resolve() == root)
+        return frozenset()
+    texts = json.loads(path.read_bytes())
+    if any(Path(text).resolve() == root for text in texts):
+        return names  # a run's root is read while one of its saves is chosen
+    return names & {_save_of(text, root) for text in texts}
 
 
 def _is_locked(path: Path) -> bool:
@@ -145,5 +144,8 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _is_in(text: str, save: Path) -> bool:
-    return text.startswith("/") and Path(text).resolve().is_relative_to(save)
+def _save_of(text: str, root: Path) -> str:
+    # The folder of the root that a path is, or lies in; "" for one elsewhere. Resolved once, however many saves there are.
+    path = Path(text).resolve() if text.startswith("/") else Path()
+    inside = path.relative_to(root).parts if path.is_relative_to(root) else ()
+    return inside[0] if inside else ""

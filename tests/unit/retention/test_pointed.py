@@ -1,12 +1,14 @@
-"""What lies in a run's own root and names a save keeps it: pointer files, links, Trainer's memory of the best model."""
+"""What lies in a run's own root and names a save keeps it: pointer files, links, Trainer's memory of the best model. And reports' names."""
 
 import json
+import time
 
 import pytest
 
-from tasks.claims import find_pointed
+from tasks.claims import find_claims, find_pointed
 from tasks.sight import see_saves
-from tests.builders.many_saves import make_saves
+from tests.builders.many_saves import make_saves, report_on
+from validators.retention.evidence import SeenSave
 
 
 def _named(root):
@@ -57,3 +59,14 @@ def test_the_best_model_is_what_the_newest_state_of_trainer_says(root, best):
 def test_a_state_that_knows_no_best_model_names_none(root, text):
     (root / "trainer_state.json").write_text(text)
     assert _named(root) == {}
+
+
+def test_claims_of_many_reports_do_not_take_time_for_every_save(tmp_path):
+    # 30 reports and 10,000 saves took half a minute when each pair was compared
+    saves = tuple(SeenSave(f"step-{step}", step, 1, 0.0) for step in range(10_000))
+    for number in range(30):
+        report_on(tmp_path / "runs", f"gate-{number:02}", f"{tmp_path}/run/step-{number}")
+    begun = time.process_time()
+    claims = find_claims(tmp_path / "runs", tmp_path / "run", saves)
+    assert time.process_time() - begun < 3
+    assert [claim.name for claim in claims] == [f"step-{number}" for number in range(30)]
