@@ -43,6 +43,7 @@ def test_the_table_is_written_beside_the_report(base, tmp_path):
         rows = list(csv.DictReader(file))
     assert rows[7]["saves"] == "step-200"
     assert rows[7]["evaluations"] == "arc/acc 0.2"
+    assert made.report.results[0].seconds > 0
     page = made.paths.html.read_text()
     assert '<svg class="chart timeline"' in page
     assert "the switch of data at step 351, from web-1 to web-2" in page
