@@ -17,6 +17,7 @@ from reports.spell import spell_bytes, spell_seconds
 SECONDS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Unit of a count → how many
 COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_MOST = 1e18
 _NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*$")
 
 
@@ -65,9 +66,12 @@ def advise(
 
 def _size(option: str, text: str) -> int:
     try:
-        return parse_size(text) if text else 0
+        nbytes = parse_size(text) if text else None
     except ValueError as error:
         raise RequestError(str(error), where=f"{option} {text}", remedy="Write a size such as 20TB.") from None
+    if nbytes == 0:
+        raise RequestError("holds nothing", where=f"{option} {text}", remedy=f"Give a size such as 20TB, or leave {option} out.")
+    return nbytes or 0
 
 
 def _quantity(option: str, text: str, units: dict[str, float], least: float = 1e-9) -> float:
@@ -76,6 +80,7 @@ def _quantity(option: str, text: str, units: dict[str, float], least: float = 1e
         known = ", ".join(unit for unit in units if unit)
         raise RequestError("is no quantity", where=f"{option} {text}", remedy=f"Write a number, with {known} or nothing behind it.")
     value = float(match[1]) * units[match[2]]
-    if not least <= value < 1e18:
-        raise RequestError("is out of range", where=f"{option} {text}", remedy=f"Give at least {least:g}.")
+    if not least <= value < _MOST:
+        remedy = f"Give less than {_MOST:g}." if value >= _MOST else f"Give at least {least:g}." if least >= 1 else "Give more than 0."
+        raise RequestError("is out of range", where=f"{option} {text}", remedy=remedy)
     return value

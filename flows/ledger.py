@@ -4,8 +4,9 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -65,7 +66,7 @@ def make_ledger(request: LedgerRequest) -> Ledger:
         ReleaseError: a file cannot be read, or there is nothing to line up.
     """
     check_folder(request.root)
-    root, started = request.root.resolve(), now()
+    root, started, begun = request.root.resolve(), now(), perf_counter()
     policy = read_retention_policy(request.policy) if request.policy is not None else RetentionPolicy()
     log = read_training_log(request.log, policy.tokens_per_step) if request.log is not None else ()
     sources = Sources(gather_saves(root), log, read_evaluations(request.evals), gather_events(request.runs, root))
@@ -84,7 +85,7 @@ def make_ledger(request: LedgerRequest) -> Ledger:
         subject=str(root),
         source=str(root),
         plan_digest="",
-        results=(_judge(rows, sources, policy),),
+        results=(replace(_judge(rows, sources, policy), seconds=perf_counter() - begun),),
         witnesses=(),
         environment=versions(),
         started=started,

@@ -1,6 +1,7 @@
 """`shardwright retain` and `ledger`: which of a run's saves are kept, and what there is of each."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ LogOption = Annotated[Path | None, typer.Option(help="The trainer's log: JSON li
 EvalsOption = Annotated[
     list[Path] | None, typer.Option(help="Evaluation results: a file, or a folder of them. May be repeated.", show_default=False)
 ]
-_KEPT_SHOWN, _ROWS_SHOWN, _CELL = 12, 40, 40
+_KEPT_SHOWN, _REASONS_SHOWN, _ROWS_SHOWN, _CELL = 12, 6, 40, 40
 
 
 def retain(
@@ -66,7 +67,7 @@ def _print(retained: "Retained", *, applied: bool) -> None:
         print(f"go    {name}  left by an interrupted run")
     for decision in (*plan.of("go"), *plan.of("thin"), *kept[-_KEPT_SHOWN:]):
         size = spell_bytes(decision.freed_nbytes or decision.nbytes)
-        print(f"{decision.action:<5} {decision.name}  {size}  {left.get(decision.name, '; '.join(decision.because))}")
+        print(f"{decision.action:<5} {decision.name}  {size}  {left.get(decision.name) or _spell_reasons(decision.because)}")
     if len(kept) > _KEPT_SHOWN:
         print(f"keep  … and {len(kept) - _KEPT_SHOWN} more; --json lists all")
     _print_findings(retained.report)
@@ -74,6 +75,12 @@ def _print(retained: "Retained", *, applied: bool) -> None:
     print(f"{len(plan.of('go'))} of {len(plan.decisions)} saves go, {len(plan.of('thin'))} keep their weights only: ", end="")
     print(f"{spell_bytes(plan.freed_nbytes)} {told}")
     print(f"report   {retained.paths.html}")
+
+
+def _spell_reasons(because: Sequence[str]) -> str:
+    # A save that a hundred reports name has a hundred reasons.
+    more = f"; … and {len(because) - _REASONS_SHOWN} more reasons" if len(because) > _REASONS_SHOWN else ""
+    return "; ".join(because[:_REASONS_SHOWN]) + more
 
 
 def ledger(
@@ -113,13 +120,17 @@ def _print_ledger(made: "Ledger") -> None:
     table = [COLUMNS, *(cells_of(row) for row in made.rows[-_ROWS_SHOWN:])]
     widths = [min(_CELL, max(len(row[column]) for row in table)) for column in range(len(COLUMNS))]
     for row in table:
-        print("  ".join(cell[:width].ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if len(made.rows) > _ROWS_SHOWN:
         print(f"… and {len(made.rows) - _ROWS_SHOWN} earlier; ledger.csv beside the report has all")
     _print_findings(made.report)
     for pin in made.pins:
         print(f"pin      steps {pin.before} and {pin.after}: {pin.because}")
     print(f"report   {made.paths.html}")
+
+
+def _fit(cell: str, width: int) -> str:
+    return cell.ljust(width) if len(cell) <= width else f"{cell[: width - 1]}…"
 
 
 def _print_findings(report: "Report") -> None:

@@ -8,7 +8,7 @@ from reports.model import path_of, report_from_json
 from tasks.drill_history import read_history
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.restoring.facts import gather_facts
+from tasks.engine.restoring.facts import gather_counters
 from tasks.sight import see_saves
 from validators.drills.consistency import count_tokens, train_step
 from validators.retention.evidence import SeenSave
@@ -19,7 +19,7 @@ _DATA_VERSION = ("data_version", "dataset_version", "data_revision")
 
 
 def gather_saves(root: Path) -> tuple[LedgerSave, ...]:
-    """Return a run's saves with what their own counters tell. Metadata and small objects are read.
+    """Return a run's saves with what their own counters tell. Metadata and the trainer's small objects are read.
 
     Args:
         root: the training run's root.
@@ -37,11 +37,11 @@ def _gather(root: Path, seen: SeenSave) -> LedgerSave:
     if seen.cause:
         return LedgerSave(seen.name, seen.step, seen.cause)
     try:
-        facts = gather_facts(open_checkpoint(root / seen.name))
+        values = gather_counters(open_checkpoint(root / seen.name))
     except (FormatError, HostilePickleError) as error:
         return LedgerSave(seen.name, seen.step, str(error))
-    data = next((str(value) for key, value in facts.values.items() if key.rpartition(".")[2] in _DATA_VERSION), "")
-    return LedgerSave(seen.name, seen.step, "complete", Counted(train_step(facts), count_tokens(facts), data))
+    data = next((str(value) for key, value in values.items() if key.rpartition(".")[2] in _DATA_VERSION), "")
+    return LedgerSave(seen.name, seen.step, "complete", Counted(train_step(values), count_tokens(values), data))
 
 
 def gather_events(runs: Path, root: Path) -> tuple[Event, ...]:

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from reports.errors import FormatError
 from reports.write import replace_text
-from tasks.claims import find_claims, find_readers, find_verified
-from tasks.saves import look_at, pointed_at
+from tasks.claims import find_claims, find_pointed, find_readers, find_verified
+from tasks.saves import look_at
 from tasks.sight import THINNED_NAME, list_going, see_save, see_saves
 from validators.retention.evaluations import Evaluation
 from validators.retention.evidence import Action, Claim, Pin, RetentionPlan, SeenSave
@@ -60,7 +60,7 @@ def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs:
     if not saves and not going:
         raise FormatError("holds no save of a training run", where=str(root), remedy="Point at the folder that holds a folder per step.")
     pins = propose_pins(log, policy)
-    claims = (*find_claims(runs, root, saves), *_of_pointer(root, saves), *_of_results(evaluations, saves))
+    claims = (*find_claims(runs, root, saves), *find_pointed(root, saves), *_of_results(evaluations, saves))
     evidence = RetentionEvidence(str(root), saves, claims, pins, find_verified(runs, root, saves), going)
     plan = plan_retention(evidence, policy, lambda save: look_at(root / save.name, save.step).is_complete)
     return Planned(plan, saves, pins)
@@ -140,9 +140,3 @@ def _sync(folder: Path) -> None:
 def _of_results(evaluations: Sequence[Evaluation], saves: Sequence[SeenSave]) -> Iterator[Claim]:
     by_step = {one.step: one.where for one in evaluations}
     yield from (Claim(save.name, f"{by_step[save.step]} evaluates it") for save in saves if save.step in by_step)
-
-
-def _of_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
-    # `latest` says a folder's name, Megatron's tracker a step.
-    pointer = pointed_at(root)
-    yield from (Claim(save.name, "the pointer file names it") for save in saves if pointer in (save.name, str(save.step)))

@@ -1,6 +1,7 @@
 """The saves of one training run: which are complete, which are not and why, what is left of interrupted ones. Metadata only."""
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def _cause_of(words: str) -> str:
 
 
 def pointed_at(root: Path) -> str:
-    """Return what the pointer file of a run's root names.
+    """Return what the pointer file of a run's root names; of several, the first of POINTERS.
 
     Args:
         root: an existing folder.
@@ -187,10 +188,23 @@ def pointed_at(root: Path) -> str:
     Returns:
         A folder's name or a step, as written; "" without a pointer.
     """
-    for name in POINTERS:
-        path = root / name
-        if path.is_symlink():
-            return path.resolve().name
-        if path.is_file() and path.stat().st_size < 1000:
-            return path.read_text(encoding="utf-8", errors="replace").strip()
-    return ""
+    return next(iter(read_pointers(root).values()), "")
+
+
+def read_pointers(root: Path) -> dict[str, str]:
+    """Return what each pointer file of a run's root names.
+
+    Args:
+        root: an existing folder.
+
+    Returns:
+        The pointer's name → a folder's name or a step, as written; in the order of POINTERS.
+    """
+    return {name: _read_pointer(root / name) for name in POINTERS if os.path.lexists(root / name)}
+
+
+def _read_pointer(path: Path) -> str:
+    if path.is_symlink():
+        return path.resolve().name
+    is_text = path.is_file() and path.stat().st_size < 1000
+    return path.read_text(encoding="utf-8", errors="replace").strip() if is_text else ""

@@ -43,6 +43,7 @@ def test_the_table_is_written_beside_the_report(base, tmp_path):
         rows = list(csv.DictReader(file))
     assert rows[7]["saves"] == "step-200"
     assert rows[7]["evaluations"] == "arc/acc 0.2"
+    assert made.report.results[0].seconds > 0
     page = made.paths.html.read_text()
     assert '<svg class="chart timeline"' in page
     assert "the switch of data at step 351, from web-1 to web-2" in page
@@ -82,7 +83,7 @@ def test_a_log_that_is_none_is_refused_with_its_line(base, tmp_path, name, conte
         make_ledger(LedgerRequest(root=base / "run", log=tmp_path / name, runs=tmp_path / "runs"))
 
 
-@pytest.mark.parametrize(("content", "told"), [("{", "is no JSON"), ('{"step": "ten", "results": {}}', "not a number")])
+@pytest.mark.parametrize(("content", "told"), [("{", "is no JSON"), ('{"step": "ten", "results": {}}', "no whole number")])
 def test_results_that_are_none_are_refused(base, tmp_path, content, told):
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(RequestError, match=told):

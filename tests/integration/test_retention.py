@@ -117,6 +117,16 @@ def test_a_save_that_a_report_names_stays(tmp_path):
     assert kept(keep(root)) == {"step-20", "step-30", "step-80", "step-90", "step-100"}
 
 
+def test_a_save_that_many_reports_name_takes_one_short_line(tmp_path):
+    root = _run(tmp_path / "run")
+    for number in range(100):
+        report_on(tmp_path / "runs", f"gate-{number:03}", f"{root.resolve()}/step-20")
+    shown = shardwright("retain", "run", cwd=tmp_path).stdout
+    (line,) = [line for line in shown.splitlines() if " step-20 " in line]
+    assert "named by the report of gate-000" in line
+    assert line.endswith("; … and 94 more reasons")
+
+
 def test_real_drills_verify_and_real_exports_name_what_they_read(tmp_path):
     root, runs = make_saves(tmp_path / "run", range(10, 101, 10)), tmp_path / "runs"
     run_drill(DrillRequest(root=root, runs=runs), PlainRunner())

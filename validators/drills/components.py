@@ -59,7 +59,7 @@ def _judge(drilled: Drilled) -> Iterator[Finding]:
 
 def _keeps_moments(facts: StateFacts) -> bool:
     # Adam has betas, SGD a momentum that may be 0; before the first step no optimizer has any.
-    if train_step(facts) == 0:
+    if train_step(facts.values) == 0:
         return False
     momentum = [value for key, value in facts.values.items() if key.endswith(".momentum")]
     return any(".betas" in name for name in facts.names()) or any(momentum)

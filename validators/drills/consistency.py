@@ -53,29 +53,29 @@ def examine(evidence: DrillEvidence) -> Outcome | Skip:
     return Outcome(tuple(findings), examined, _counters(evidence.newest.facts))
 
 
-def train_step(facts: StateFacts) -> int | None:
+def train_step(values: Mapping[str, Scalar]) -> int | None:
     """Return the step that the trainer's own counter tells.
 
     Args:
-        facts: what the save says.
+        values: the plain values of a save.
 
     Returns:
         The counter, else None.
     """
-    found = [value for key in _TRAIN_STEPS for value in _ending(facts, key)]
+    found = [value for key in _TRAIN_STEPS for value in _ending(values, key)]
     return found[0] if found else None
 
 
-def count_tokens(facts: StateFacts) -> int | None:
+def count_tokens(values: Mapping[str, Scalar]) -> int | None:
     """Return the tokens that the trainer's own counter tells.
 
     Args:
-        facts: what the save says.
+        values: the plain values of a save.
 
     Returns:
         The counter, else None.
     """
-    return next((value for name in _TOKENS for value in _ending(facts, name)), None)
+    return next((value for name in _TOKENS for value in _ending(values, name)), None)
 
 
 def known_step(drilled: Drilled) -> int:
@@ -87,13 +87,13 @@ def known_step(drilled: Drilled) -> int:
     Returns:
         The trainer's own counter, else the folder's number, else 0.
     """
-    trained = train_step(drilled.facts)
+    trained = train_step(drilled.facts.values)
     return trained if trained is not None else drilled.save.step or 0
 
 
-def _ending(facts: StateFacts, name: str) -> list[int]:
-    values = [value for key, value in facts.values.items() if key == name or key.endswith(f".{name}")]
-    return [int(value) for value in values if _is_count(value)]
+def _ending(values: Mapping[str, Scalar], name: str) -> list[int]:
+    found = [value for key, value in values.items() if key == name or key.endswith(f".{name}")]
+    return [int(value) for value in found if _is_count(value)]
 
 
 def _is_count(value: Scalar) -> bool:
@@ -105,23 +105,23 @@ def _optimizer_steps(facts: StateFacts) -> list[int]:
 
 
 def _scheduler_steps(facts: StateFacts) -> list[int]:
-    return [value for name in _SCHEDULER_STEPS for value in _ending(facts, name)]
+    return [value for name in _SCHEDULER_STEPS for value in _ending(facts.values, name)]
 
 
 def _counters(facts: StateFacts) -> dict[str, Measure]:
     counters = {
-        "train step": train_step(facts),
+        "train step": train_step(facts.values),
         "optimizer step": max(_optimizer_steps(facts), default=None),
         "scheduler step": max(_scheduler_steps(facts), default=None),
         "folder's step": facts.step,
-        "tokens": count_tokens(facts),
+        "tokens": count_tokens(facts.values),
     }
     return {name: value for name, value in counters.items() if value is not None}
 
 
 def _steps(drilled: Drilled) -> Iterator[Finding]:
     facts, where = drilled.facts, drilled.save.name
-    trained = train_step(facts)
+    trained = train_step(facts.values)
     optimizer, scheduler = _optimizer_steps(facts), _scheduler_steps(facts)
     if trained and optimizer and max(optimizer) == 0:
         yield finding("consistency.optimizer-restarted", where, expected=f"step {trained}", found="step 0 of every parameter")
@@ -140,7 +140,7 @@ def _steps(drilled: Drilled) -> Iterator[Finding]:
 def _ranks(drilled: Drilled) -> Iterator[Finding]:
     # State that every rank saves under its own number: none between may lack, nor fewer be there than the save says.
     facts, where = drilled.facts, drilled.save.name
-    recorded = next(iter(_ending(facts, "dataloader.world_size")), 0)
+    recorded = next(iter(_ending(facts.values, "dataloader.world_size")), 0)
     for name, pattern in RANKED.items():
         found = {int(match[1]) for match in map(pattern.search, facts.names()) if match}
         world = max((rank + 1 for rank in found), default=0)
@@ -153,8 +153,8 @@ def _ranks(drilled: Drilled) -> Iterator[Finding]:
 
 
 def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
-    trained = train_step(drilled.facts)
-    tokens = count_tokens(drilled.facts)
+    trained = train_step(drilled.facts.values)
+    tokens = count_tokens(drilled.facts.values)
     if not trained or tokens is None:
         return
     per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained)

@@ -16,6 +16,7 @@ from validators.drills.goals import Goals
 
 _STEP = TypeAdapter(Step)
 _GOALS = TypeAdapter(Goals)
+_REMEDY = "docs/drills.md shows a line of the log."
 
 
 def read_log(path: Path) -> tuple[Step, ...]:
@@ -31,13 +32,20 @@ def read_log(path: Path) -> tuple[Step, ...]:
         RequestError: a line is no step.
     """
     steps: dict[tuple[int, int], Step] = {}
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    lines = _text(path).split("\n")
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             step = _STEP.validate_python(json.loads(line))
-        except (ValueError, ValidationError) as error:
-            raise RequestError(f"line {number} is no step: {_first_line(error)}", where=str(path), remedy="See README, drills.") from None
+        except ValidationError as error:
+            problem = error.errors()[0]
+            told = f"{'.'.join(map(str, problem['loc'])) or 'the line'}: {problem['msg']}"
+            raise RequestError(f"line {number} is no step: {told}", where=str(path), remedy=_REMEDY) from None
+        except ValueError as error:
+            if number == len(lines):
+                break  # it has no end: the trainer is writing it
+            raise RequestError(f"line {number} is no JSON: {error}", where=str(path), remedy=_REMEDY) from None
         steps[step.step, step.rank] = step
     return tuple(steps[key] for key in sorted(steps))
 

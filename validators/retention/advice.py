@@ -65,7 +65,7 @@ def advise(asked: Asked) -> Advice:
     interval = young_interval(asked.mtbf_seconds, asked.save_seconds)
     save_nbytes = asked.num_parameters * sum(BYTES_PER_PARAMETER.values())
     save_share = asked.save_seconds / (interval + asked.save_seconds)
-    rework_share = min(1.0, (interval / 2 + asked.recovery_seconds) / asked.mtbf_seconds)
+    rework_share = min(1 - save_share, (interval / 2 + asked.recovery_seconds) / asked.mtbf_seconds)
     keep = max(0, int(asked.budget_nbytes / save_nbytes - SPARE_FACTOR))
     needed = max(MIN_KEPT, ceil(asked.detection_seconds / interval) + 1)
     return Advice(
@@ -79,7 +79,7 @@ def advise(asked: Asked) -> Advice:
         asked.num_parameters * BYTES_PER_PARAMETER["weights"],
         keep,
         needed,
-        tuple(_warn(asked, interval, keep, needed)),
+        tuple(_warn(asked, interval, (keep, needed), save_share + rework_share)),
     )
 
 
@@ -113,8 +113,10 @@ def available_interval(mtbf_seconds: float, save_seconds: float, recovery_second
     return save_seconds + sqrt(2 * (mtbf_seconds + recovery_seconds) * save_seconds + save_seconds**2)
 
 
-def _warn(asked: Asked, interval: float, keep: int, needed: int) -> list[str]:
-    told = []
+def _warn(asked: Asked, interval: float, saves: tuple[int, int], lost_share: float) -> list[str]:
+    told, (keep, needed) = [], saves
+    if lost_share >= 1 - 1e-9:
+        told.append("saves and recovery take all of the time: training does not advance")
     if asked.save_seconds >= asked.mtbf_seconds / 2:
         told.append("a save takes so long that failures hardly leave time for one: save asynchronously")
     if asked.budget_nbytes and keep < needed:

@@ -40,10 +40,13 @@ def read_evaluations(paths: list[Path]) -> tuple[Evaluation, ...]:
         Results by step, those without one first.
 
     Raises:
-        RequestError: a file named is absent, or a file is no JSON.
+        RequestError: a path named is absent, a file named holds no results, or one is no JSON.
     """
-    found = [_read(file) for path in paths for file in _files(path)]
-    held = [one for one in found if one is not None]
+    found = {path: [one for file in _files(path) if (one := _read(file)) is not None] for path in paths}
+    for path, here in found.items():
+        if not here and path.is_file():  # a folder may have none yet
+            raise RequestError("holds no results", where=str(path), remedy=_REMEDY)
+    held = [one for here in found.values() for one in here]
     return tuple(sorted(held, key=lambda one: (-1 if one.step is None else one.step, one.where)))
 
 
@@ -66,8 +69,10 @@ def _read(path: Path) -> Evaluation | None:
     if step is None:
         step = _step_in(_model_path(held)) if _model_path(held) else None
         step = step if step is not None else _step_in(str(path))
-    elif type(step) is not int:
-        raise RequestError(f"step is {step!r}, not a number", where=str(path), remedy=_REMEDY)
+    elif isinstance(step, bool) or not isinstance(step, int | float) or step < 0 or step % 1 != 0:
+        raise RequestError(f"step is {step!r}, no whole number of at least 0", where=str(path), remedy=_REMEDY)
+    else:
+        step = int(step)
     tokens = held.get("tokens", 0)
     return Evaluation(
         str(path), step, dict(_numbers("", held["results"])), tokens if type(tokens) is int else 0, str(held.get("data") or "")

@@ -54,7 +54,7 @@ def plan_retention(evidence: RetentionEvidence, policy: RetentionPolicy, is_whol
     verified = [save for save in complete if save.name in evidence.verified and whole(save)]
     blocked = ""
     if len(verified) < MIN_VERIFIED:
-        blocked = f"{len(verified)} of its saves are verified, and {MIN_VERIFIED} that are must stay"
+        blocked = f"{len(verified)} that a green drill has read whole"
     thinned = {save.name for save in _stretches(complete, lambda save: save.step, policy.weights_only_every_steps, whole)}
     decisions = tuple(_decide(save, reasons[save.name], save.name in thinned, blocked) for save in evidence.saves)
     return RetentionPlan(evidence.root, decisions, evidence.unfinished, blocked)
@@ -77,7 +77,7 @@ def _decide(save: SeenSave, because: list[str], is_thinned: bool, blocked: str) 
     if because:
         return Decision(save.name, save.step, "keep", tuple(because), save.nbytes)
     if blocked:
-        return Decision(save.name, save.step, "keep", (f"nothing goes: {blocked}",), save.nbytes)
+        return Decision(save.name, save.step, "keep", (f"nothing goes before {MIN_VERIFIED} saves are verified: {blocked}",), save.nbytes)
     if is_thinned and save.thinnable:
         told = ("weights only, by weights_only_every_steps",)
         return Decision(save.name, save.step, "thin", told, save.nbytes, save.thinnable_nbytes)

@@ -5,7 +5,7 @@
 - Hugging Face Trainer's `trainer_state.json` (transformers 5.24, trainer_callback.py): the entries of `log_history` that have a loss.
 - CSV with a header: `step`, and any of `loss`, `tokens`, `consumed_tokens`, `data`.
 
-NAMES lists how trainers spell these.
+NAMES lists how trainers spell these; in CSV, in any case. A last line without its end is still being written, and is not read.
 """
 
 import csv
@@ -68,24 +68,34 @@ def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ..
         A line per step, in order. A step that was logged again, by a run that had gone back, counts as logged last.
 
     Raises:
-        RequestError: the file cannot be read, or a line is no step.
+        RequestError: the file cannot be read, holds no step, or a line is none.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot be read as text ({error})", where=str(path), remedy=_REMEDY) from None
-    kind = next((read for ending, read in _READERS.items() if path.name.endswith(ending)), _json_lines)
-    rows = list(kind(text, path))
+    except OSError as error:
+        raise RequestError(f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path.") from None
+    except UnicodeDecodeError:
+        raise RequestError("is not text", where=str(path), remedy=_REMEDY) from None
+    kind = next((read for ending, read in _READERS.items() if path.name.lower().endswith(ending)), _json_lines)
+    try:
+        rows = list(kind(text, path))
+    except csv.Error as error:  # a quote that nothing closes, in a long file
+        raise RequestError(f"is no CSV: {error}", where=str(path), remedy=_REMEDY) from None
+    if not rows:
+        raise RequestError("holds no step", where=str(path), remedy=f"Give a log that has begun. {_REMEDY}")
     return _count_tokens(_by_step(rows), tokens_per_step)
 
 
 def _json_lines(text: str, path: Path) -> Iterator[_Row]:
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{path}:{number}"
             try:
                 held = json.loads(line)
             except ValueError:
+                if number == len(lines):
+                    return  # it has no end: the trainer is writing it
                 raise RequestError("is no JSON", where=where, remedy=_REMEDY) from None
             yield _row(held, where)
 
@@ -102,11 +112,16 @@ def _trainer_state(text: str, path: Path) -> Iterator[_Row]:
 
 
 def _csv(text: str, path: Path) -> Iterator[_Row]:
-    rows = csv.DictReader(io.StringIO(text))
-    if not set(NAMES["step"]) & set(rows.fieldnames or ()):
-        raise RequestError(f"has no column 'step', only {', '.join(rows.fieldnames or ()) or 'nothing'}", where=str(path), remedy=_REMEDY)
-    for row in rows:
-        yield _row({name: value for name, value in row.items() if value not in ("", None)}, f"{path}:{rows.line_num}")
+    rows = csv.reader(io.StringIO(text))
+    header = next(rows, [])
+    names = [name.strip().lower() for name in header]
+    if not set(NAMES["step"]) & set(names):
+        raise RequestError(f"has no column 'step', only {', '.join(header) or 'nothing'}", where=str(path), remedy=_REMEDY)
+    last = text.count("\n") + 1  # the line that has no end
+    for cells in rows:
+        is_being_written = rows.line_num == last and len(cells) < len(names)
+        if cells and not is_being_written:
+            yield _row({name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}, f"{path}:{rows.line_num}")
 
 
 # How a file's name ends → what reads it; JSON lines otherwise
@@ -114,19 +129,40 @@ _READERS: Mapping[str, Callable[[str, Path], Iterator[_Row]]] = MappingProxyType
 
 
 def _row(held: Any, where: str) -> _Row:  # noqa: ANN401  # what JSON gives
+    if not isinstance(held, dict):
+        raise RequestError("is no step of a log: not an object with names", where=where, remedy=_REMEDY)
+    told = {field: held[name] for field, names in NAMES.items() for name in names[::-1] if held.get(name) is not None}
+    if "step" not in told:
+        raise RequestError(f"is no step of a log: it has none of {', '.join(NAMES['step'])}", where=where, remedy=_REMEDY)
+    return _Row(
+        _count(told, "step", where),
+        _count(told, "rank", where),
+        _number(told, "loss", where) if "loss" in told else None,
+        _count(told, "tokens", where),
+        _count(told, "consumed_tokens", where),
+        str(told.get("data", "")),
+        where,
+    )
+
+
+def _count(told: Mapping[str, Any], field: str, where: str) -> int:
+    value = told.get(field, 0)
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)  # exact where a float would round
+    number = value if type(value) is int else _number(told, field, where)
+    if number < 0 or (isinstance(number, float) and not number.is_integer()):
+        raise RequestError(f"is no step of a log: {field} {value!r} is no whole number of at least 0", where=where, remedy=_REMEDY)
+    return int(number)
+
+
+def _number(told: Mapping[str, Any], field: str, where: str) -> float:
+    value = told[field]
     try:
-        told = {field: held[name] for field, names in NAMES.items() for name in names[::-1] if held.get(name) is not None}
-        return _Row(
-            int(told["step"]),
-            int(told.get("rank", 0)),
-            float(told["loss"]) if "loss" in told else None,
-            int(told.get("tokens", 0)),
-            int(told.get("consumed_tokens", 0)),
-            str(told.get("data", "")),
-            where,
-        )
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"is no step of a log: {error!r}", where=where, remedy=_REMEDY) from None
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass  # no number either
+    raise RequestError(f"is no step of a log: {field} {value!r} is no number", where=where, remedy=_REMEDY)
 
 
 def _by_step(rows: list[_Row]) -> list[tuple[LogLine, int]]:

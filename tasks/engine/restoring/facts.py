@@ -3,7 +3,7 @@
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite, prod
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,10 @@ MAX_LEAVES = 100  # of one object: a generator's state is hundreds of numbers th
 # What of a file's name tells whose it is: DCP, ZeRO, Megatron, per-rank files, DCP in safetensors
 _RANK_FILES = re.compile(
     r"(?:^|/)(__\d+)_\d+\.distcp$|(zero_pp_rank_\d+_mp_rank_\d+)_optim|(mp_rank_\d+(?:_\d+)*)/|(rank[_-]?\d+)[._]|^(shard-\d+)-model-"
+)
+# What of an item's name tells that it is of the optimizer, the schedule, random numbers or a layer
+_COUNTS_NOTHING = re.compile(
+    r"(?:^|\.)(?:optim|optimizer|lr_scheduler|opt_param_scheduler|scheduler|rng_?states?|random_states|rng)(?:[._/]|_\d|$)|\._extra_state$"
 )
 _DIGITS = re.compile(r"\d+")
 
@@ -53,21 +57,9 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
         FormatError: the checkpoint is incomplete, or a 0-d tensor's record is damaged.
     """
     catalog = reader.catalog()
-    values: dict[str, Scalar] = {key: _storable(value) for key, value in _read_scalars(reader, catalog)}
-    keys: list[str] = []
-    unread: dict[str, str] = {}
-    values |= {item.fqn: _storable(item.value) for item in catalog.state if item.value is not None}
-    for item in catalog.state:
-        if item.value is not None:
-            continue
-        try:
-            leaves = sorted(flatten_state(item.fqn, _open_item(catalog, item)), key=lambda leaf: leaf[0].count("."))
-        except FormatError as error:
-            unread[item.fqn] = error.what
-            continue
-        keys += [key for key, _ in leaves[:MAX_LEAVES]]
-        if len(leaves) <= MAX_LEAVES or all(isinstance(value, str) for _, value in leaves):
-            values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
+    values: dict[str, Scalar] = {key: _storable(value) for key, value in _read_scalars(reader, catalog, catalog.state_tensors)}
+    read, keys, unread = _read_items(catalog, catalog.state)
+    values |= read
     entries = {entry.key: entry for entry in _entries(catalog)}
     tensors = [*catalog.tensors.values(), *catalog.state_tensors.values()]
     return StateFacts(
@@ -83,6 +75,45 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
         max((tensor.last - tensor.first for tensor in tensors), default=0),
         catalog.notes,
     )
+
+
+def gather_counters(reader: CheckpointReader) -> dict[str, Scalar]:
+    """Return the plain values among which a trainer keeps its counters. For roots of many saves: of the optimizer, the schedule and the
+    random numbers, which are most of the objects and count nothing that the trainer counts, nothing is opened.
+
+    Args:
+        reader: of a complete checkpoint.
+
+    Returns:
+        Key → value; what cannot be opened is left out.
+
+    Raises:
+        FormatError: the checkpoint is incomplete, or a 0-d tensor's record is damaged.
+    """
+    catalog = reader.catalog()
+    tensors = [key for key in catalog.state_tensors if key.startswith(f"{OTHER_SLOT}/")]
+    values = {key: _storable(value) for key, value in _read_scalars(reader, catalog, tensors)}
+    read, _, _ = _read_items(catalog, [item for item in catalog.state if not _COUNTS_NOTHING.search(item.fqn)])
+    return values | read
+
+
+def _read_items(catalog: Catalog, items: Sequence[StateItem]) -> tuple[dict[str, Scalar], list[str], dict[str, str]]:
+    # Values by key, all keys, and why an item was not read.
+    values: dict[str, Scalar] = {item.fqn: _storable(item.value) for item in items if item.value is not None}
+    keys: list[str] = []
+    unread: dict[str, str] = {}
+    for item in items:
+        if item.value is not None:
+            continue
+        try:
+            leaves = sorted(flatten_state(item.fqn, _open_item(catalog, item)), key=lambda leaf: leaf[0].count("."))
+        except FormatError as error:
+            unread[item.fqn] = error.what
+            continue
+        keys += [key for key, _ in leaves[:MAX_LEAVES]]
+        if len(leaves) <= MAX_LEAVES or all(isinstance(value, str) for _, value in leaves):
+            values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
+    return values, keys, unread
 
 
 def known_shape(catalog: Catalog, tensor: SourceTensor) -> tuple[int, ...]:
@@ -115,8 +146,9 @@ def _entry(catalog: Catalog, key: str, role: str, tensor: SourceTensor) -> Entry
     return Entry(key, role, tensor.dtype, shape, prod(shape) * ITEMSIZE[tensor.dtype])
 
 
-def _read_scalars(reader: CheckpointReader, catalog: Catalog) -> Iterator[tuple[str, Scalar]]:
-    for key, tensor in catalog.state_tensors.items():
+def _read_scalars(reader: CheckpointReader, catalog: Catalog, keys: Iterable[str]) -> Iterator[tuple[str, Scalar]]:
+    for key in keys:
+        tensor = catalog.state_tensors[key]
         if tensor.shape is not None and prod(tensor.shape) == 1 and tensor.dtype in _SCALARS:
             for fragment in catalog.fragments(key)[:1]:
                 payload = reader.payload(fragment)

@@ -76,3 +76,31 @@ def test_the_command_line_speaks_in_units():
 def test_quantities_that_are_none_are_refused(arguments):
     ended = _shardwright(*arguments)
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+
+
+@pytest.mark.parametrize(("save_seconds", "recovery_seconds"), [(3 * HOUR, 0), (30, 4 * HOUR), (6 * HOUR, HOUR)])
+def test_more_than_all_of_the_time_cannot_be_lost(save_seconds, recovery_seconds):
+    advice = advise(Asked(3 * HOUR, save_seconds, 10**9, recovery_seconds=recovery_seconds, tokens_per_second=10.0))
+    assert advice.save_share + advice.rework_share == pytest.approx(1)
+    assert advice.tokens_a_day == pytest.approx(24 * HOUR * 10)
+    assert "training does not advance" in str(advice.warnings)
+
+
+def test_a_run_that_advances_is_not_warned():
+    assert advise(Asked(3 * HOUR, 30, 10**9, recovery_seconds=10 * MINUTE)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--mtbf", "0", "Give more than 0."),
+        ("--mtbf", "1e400", "Give less than 1e+18."),
+        ("--parameters", "0", "Give at least 1."),
+        ("--budget", "0", "leave --budget out"),
+    ],
+)
+def test_what_may_be_given_instead_is_said(option, value, told):
+    given = {"--mtbf": "3h", "--save": "30s", "--parameters": "7B"} | {option: value}
+    ended = _shardwright(*(word for pair in given.items() for word in pair))
+    assert ended.returncode == 2
+    assert told in ended.stderr

@@ -66,3 +66,78 @@ def test_a_line_that_is_no_step_is_refused_with_its_number(tmp_path, row):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n' + row + "\n")
     with pytest.raises(RequestError, match=r"log\.jsonl:2"):
         read_training_log(tmp_path / "log.jsonl")
+
+
+def test_a_last_line_that_is_being_written_is_not_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "lo')
+    assert [line.step for line in read_training_log(path)] == [1]
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}')  # whole, though nothing ends it
+    assert [line.step for line in read_training_log(path)] == [1, 2]
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "lo\n')
+    with pytest.raises(RequestError, match=r"log\.jsonl:2: is no JSON"):
+        read_training_log(path)
+
+
+def test_a_csv_row_that_is_being_written_is_not_read(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,tokens\n1,2.5,10\n20")  # of "200,2.5,10"
+    assert [line.step for line in read_training_log(path)] == [1]
+    path.write_text("step,loss,tokens\n1,2.5,10\n2,2.5,10")
+    assert [line.step for line in read_training_log(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["LOG.CSV", "log.csv"])
+def test_csv_is_known_in_any_case(tmp_path, name):
+    (tmp_path / name).write_text("Step, Loss\n7,2.5\n")
+    (line,) = read_training_log(tmp_path / name)
+    assert (line.step, line.loss) == (7, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"step": 2.5}, "step 2.5 is no whole number"),
+        ({"step": -1}, "step -1 is no whole number"),
+        ({"step": True}, "step True is no number"),
+        ({"step": 1, "consumed_tokens": -5}, "consumed_tokens -5"),
+        ({"step": 1, "loss": "high"}, "loss 'high' is no number"),
+        ({"loss": 1}, "none of step, global_step, iteration"),
+    ],
+)
+def test_what_a_line_lacks_is_said(tmp_path, row, told):
+    with pytest.raises(RequestError, match=told):
+        _lines(tmp_path / "log.jsonl", row)
+
+
+def test_whole_numbers_are_exact_however_they_are_spelled(tmp_path):
+    huge = 2**53 + 1  # a float would round it
+    rows = [{"step": 1.0, "consumed_tokens": huge}, {"step": "2", "consumed_tokens": str(huge + 2)}, {"step": 10**400}]
+    assert [(line.step, line.consumed) for line in _lines(tmp_path / "log.jsonl", *rows)] == [(1, huge), (2, huge + 2), (10**400, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.jsonl", ""),
+        ("log.jsonl", "\n\n"),
+        ("log.csv", "step,loss\n"),
+        ("trainer_state.json", '{"log_history": []}'),
+        ("log.jsonl", '{"st'),
+    ],
+)
+def test_a_log_without_a_step_is_refused_for_it_would_pin_nothing(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RequestError, match="holds no step"):
+        read_training_log(tmp_path / name)
+
+
+def test_a_log_that_is_absent_is_named_without_an_error_number(tmp_path):
+    with pytest.raises(RequestError, match=r"log\.jsonl: cannot be read: No such file or directory\. Check the path"):
+        read_training_log(tmp_path / "log.jsonl")
+
+
+def test_a_csv_with_a_quote_that_nothing_closes_is_refused(tmp_path):
+    (tmp_path / "log.csv").write_text('step,loss\n1,"2\n' + "2,2.5\n" * 50_000)
+    with pytest.raises(RequestError, match="is no CSV"):
+        read_training_log(tmp_path / "log.csv")

@@ -1,0 +1,72 @@
+"""What lies in a run's own root and names a save keeps it: pointer files, links, Trainer's memory of the best model. And reports' names."""
+
+import json
+import time
+
+import pytest
+
+from tasks.claims import find_claims, find_pointed
+from tasks.sight import see_saves
+from tests.builders.many_saves import make_saves, report_on
+from validators.retention.evidence import SeenSave
+
+
+def _named(root):
+    return {claim.name: claim.because for claim in find_pointed(root.resolve(), see_saves(root))}
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_saves(tmp_path / "run", range(10, 60, 10))
+
+
+def test_a_root_without_pointers_names_nothing(root):
+    assert _named(root) == {}
+
+
+def test_every_pointer_file_counts_and_not_the_first_alone(root):
+    (root / "latest").write_text("step-20\n")
+    (root / "latest_checkpointed_iteration.txt").write_text("30")
+    assert set(_named(root)) == {"step-20", "step-30"}
+
+
+@pytest.mark.parametrize("target", ["step-20", "step-20/inner", "../run/step-20", "{root}/step-20"])
+def test_a_link_in_the_root_names_where_it_leads(root, target):
+    (root / "best").symlink_to(target.format(root=root))
+    assert _named(root) == {"step-20": "the link best leads to it"}
+
+
+def test_a_step_that_is_a_link_to_another_names_that_one(root):
+    (root / "step-25").symlink_to("step-20")
+    assert set(_named(root)) == {"step-20"}
+
+
+@pytest.mark.parametrize("target", ["nowhere", "..", ".", "/"])
+def test_links_that_lead_to_no_save_name_none(root, target):
+    (root / "best").symlink_to(target)
+    assert _named(root) == {}
+
+
+@pytest.mark.parametrize("best", ["out/step-20", "/data/out/step-20", "step-20"])
+def test_the_best_model_is_what_the_newest_state_of_trainer_says(root, best):
+    # transformers' TrainerState: every checkpoint tells the best one at its time
+    for step, told in ((30, "out/step-10"), (50, best)):
+        (root / f"step-{step}" / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": told, "global_step": step}))
+    assert _named(root) == {"step-20": "the best model by step-50/trainer_state.json"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"best_model_checkpoint": null}', '{"best_model_checkpoint": 3}'])
+def test_a_state_that_knows_no_best_model_names_none(root, text):
+    (root / "trainer_state.json").write_text(text)
+    assert _named(root) == {}
+
+
+def test_claims_of_many_reports_do_not_take_time_for_every_save(tmp_path):
+    # 30 reports and 10,000 saves took half a minute when each pair was compared
+    saves = tuple(SeenSave(f"step-{step}", step, 1, 0.0) for step in range(10_000))
+    for number in range(30):
+        report_on(tmp_path / "runs", f"gate-{number:02}", f"{tmp_path}/run/step-{number}")
+    begun = time.process_time()
+    claims = find_claims(tmp_path / "runs", tmp_path / "run", saves)
+    assert time.process_time() - begun < 3
+    assert [claim.name for claim in claims] == [f"step-{number}" for number in range(30)]
