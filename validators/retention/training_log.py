@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from reports.errors import RequestError
+from validators.drills.log import ended_lines
 
 _REMEDY = "docs/retention.md shows what a log may be."
 
@@ -80,7 +81,7 @@ def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ..
 
 
 def _json_lines(text: str, path: Path) -> Iterator[_Row]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(ended_lines(text), 1):
         if line.strip():
             where = f"{path}:{number}"
             try:
