@@ -104,7 +104,9 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
-    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real, found))
+    numbers = measure_numbers(
+        found, sound[0] if sound else None, (asked.log, asked.goals.tokens_per_step), _rto(run, real, found) if sound else {}
+    )
     tried = _sabotage(run, found, sound) if sound and request.reach != "D1" else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
@@ -185,7 +187,9 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
 
 
 def _rto(run: Run, real: Real, found: Found) -> dict[str, float]:
-    # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step.
+    # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step. Nothing when it was refused.
+    if (real.resumed is not None and real.resumed.refusal) or (real.restored and real.restored[0].refusal):
+        return {}
     read = sum(phase.seconds for phase in run.phases if phase.name.startswith("read") and not phase.name.startswith("read older"))
     phases = {"find": found.find_seconds, "read": read}
     if real.resumed is not None:

@@ -132,6 +132,11 @@ _NEGATIVE: dict[str, Code] = {
 _OBJECTIVES: dict[str, Code] = {
     "objectives.rto": Code("recovery takes longer than its target", "Save to faster storage, or raise the target."),
     "objectives.rpo": Code("more work would be lost than the target allows", "Save more often, or find out why the last saves failed."),
+    "objectives.unmeasured": Code(
+        "a target is set for what could not be measured",
+        "Give --log with each step's tokens and time, or tokens_per_step in the goals.",
+        "warning",
+    ),
     "objectives.budget": Code("the saves take more than their budget", "Keep fewer."),
     "objectives.export-unverified": Code(
         "exports are scheduled, and no green one of this run is known", "Export or gate it, with the same --runs.", "warning"

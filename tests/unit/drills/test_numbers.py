@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from tasks.drill import lose_from_log
 from tasks.restore import choose_worlds, part_of
 from tasks.restoring.worker import first_cause
+from validators.drills.evidence import Step
 from validators.drills.goals import Goals, Numbers, save_share, young_interval
 from validators.drills.readiness import Declared
 
@@ -60,3 +62,22 @@ def test_the_cause_is_what_a_rank_says_of_itself():
     assert first_cause(told) == told[2]
     assert first_cause(["", ""]) == ""
     assert first_cause(["rank 1 ended without an answer"]) == "rank 1 ended without an answer"
+
+
+@pytest.mark.parametrize(
+    ("log", "seconds", "steps", "tokens"),
+    [
+        ([Step(3, 0), Step(5, 0)], None, 2, None),
+        ([Step(3, 0, tokens=8), Step(4, 0, tokens=8), Step(5, 0)], None, 2, None),
+        ([Step(3, 0, time=100.0), Step(4, 0, time=101.0, tokens=8), Step(4, 1, time=103.0, tokens=9)], 3.0, 1, 17),
+        ([Step(4, 0, time=90.0, tokens=8)], 40.0, 1, 8),
+        ([Step(2, 0), Step(3, 0)], 0.0, 0, 0),
+    ],
+)
+def test_what_the_log_does_not_tell_is_not_known_and_not_zero(log, seconds, steps, tokens):
+    lost = lose_from_log(log, 3, 50.0)
+    assert (lost.rpo_seconds, lost.rpo_steps, lost.rpo_tokens) == (seconds, steps, tokens)
+
+
+def test_a_restore_that_failed_took_no_time_to_recover():
+    assert Numbers().rto_seconds is None
