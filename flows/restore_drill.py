@@ -21,7 +21,17 @@ from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
 from tasks.engine.formats.readers import check_folder
-from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, refuse_resume, restore_save, resume_save, why_not_restored
+from tasks.restore import (
+    ResumeWish,
+    choose_worlds,
+    count_ranks,
+    count_steps,
+    refuse_resume,
+    refuse_unfound,
+    restore_save,
+    resume_save,
+    why_not_restored,
+)
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.consistency import known_step
@@ -71,6 +81,8 @@ def check_request(request: DrillRequest) -> None:
     for name, path in (("--goals", request.goals), ("--log", request.log)):
         if path is not None and not path.is_file():
             raise RequestError("is not a file", where=f"{name} {path}", remedy="Check the path.")
+    if request.resume:
+        refuse_unfound(request.resume)
     _read_asked(request)
 
 

@@ -92,7 +92,10 @@ _RESTORE: dict[str, Code] = {
 }
 
 _RESUME: dict[str, Code] = {
-    "resume.refused": Code("training does not continue from the save", "Look at the message: the trainer's own code raised it."),
+    "resume.refused": Code(
+        "training does not continue from the save",
+        "Look at the message: the trainer's code raised it, or torch's loader on what its state() gave.",
+    ),
     "resume.world-changed": Code(
         "training was resumed by another number of ranks than had saved",
         "Data positions and random numbers are per rank: have the trainer redistribute them, and check the order of the data.",

@@ -187,7 +187,7 @@ def measure_numbers(found: Found, newest: Drilled | None, asked: tuple[Sequence[
 def _work_lost(found: Found, newest: Drilled, log: Sequence[Step], tokens_per_step: int) -> Numbers:
     step = known_step(newest)
     if log:
-        lost = lose_from_log(log, step, newest.save.saved_at)
+        lost = lose_from_log(log, step, newest.save.saved_at, newest.facts.ranks)
     else:
         latest, interval = max(save.saved_at for save in found.saves), found.interval_seconds
         seconds = latest - newest.save.saved_at + interval if interval else None
@@ -198,13 +198,14 @@ def _work_lost(found: Found, newest: Drilled, log: Sequence[Step], tokens_per_st
     return lost
 
 
-def lose_from_log(log: Sequence[Step], step: int, saved_at: float) -> Numbers:
+def lose_from_log(log: Sequence[Step], step: int, saved_at: float, ranks: int) -> Numbers:
     """Return the work since a save, as the trainer logged it.
 
     Args:
         log: what the trainer logged; not empty.
         step: of the save.
         saved_at: when its files were written, for logs that skip its step or its time.
+        ranks: how many have files in it.
 
     Returns:
         Steps; seconds and tokens where every step since then, of every rank, tells them.
@@ -213,11 +214,12 @@ def lose_from_log(log: Sequence[Step], step: int, saved_at: float) -> Numbers:
     if not after:
         return Numbers(rpo_seconds=0.0, rpo_steps=0, rpo_tokens=0, rpo_basis="the training log")
     times = [logged.time for logged in after if logged.time]
+    is_counted = all(logged.tokens for logged in after) and len({logged.rank for logged in after}) >= ranks
     at_save = max((logged.time for logged in log if logged.step == step), default=0.0) or saved_at
     return Numbers(
         rpo_seconds=max(0.0, max(times) - at_save) if times else None,
         rpo_steps=max(logged.step for logged in after) - step,
-        rpo_tokens=sum(logged.tokens for logged in after) if all(logged.tokens for logged in after) else None,
+        rpo_tokens=sum(logged.tokens for logged in after) if is_counted else None,
         rpo_basis="the training log",
     )
 
