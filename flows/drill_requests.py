@@ -38,6 +38,14 @@ class DrillRequest(BaseModel):
             raise ValueError(f"--resume continues training, which is level D3, not {self.level}")
         return self
 
+    @model_validator(mode="after")
+    def _world_can_run(self) -> "DrillRequest":
+        if self.world > self.max_ranks:
+            raise ValueError(f"--world {self.world} is more than --max-ranks {self.max_ranks}; raise that if this machine can run so many")
+        if self.world and not self.resume:
+            raise ValueError("--world is how many ranks --resume continues with, which was not given")
+        return self
+
     @property
     def reach(self) -> str:
         """The level to drill at."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from reports.spell import format_bytes
-from tasks.drill_history import find_export, read_history
+from tasks.drill_history import find_export, find_passed
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.restoring.facts import gather_facts
@@ -60,8 +60,8 @@ def _look_around(checkpoint: Path, runs: Path, declared: Declared) -> Surroundin
     beside = list_saves(checkpoint.parent if step_of(checkpoint) is not None else checkpoint)
     kept = tuple(save.name for save in beside.complete())
     nbytes = next((save.nbytes for save in beside.saves if checkpoint.is_relative_to(save.path)), 0)
-    passed = [past for past in read_history(runs) if past.green and checkpoint.name in past.drilled]
-    last = f"{passed[-1].finished}, level {passed[-1].level} ({passed[-1].run_id})" if passed else ""
+    passed = find_passed(runs, checkpoint)
+    last = f"{passed.finished}, level {passed.level} ({passed.run_id})" if passed else ""
     exported = find_export(runs, beside.root)
     free, told = disk_usage(checkpoint).free, exported and f"{exported} was green"
     return Surroundings(kept, beside.interval_seconds(), nbytes, free, last, told, declared)

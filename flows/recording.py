@@ -64,7 +64,12 @@ def print_history(runs: Path, root: Path | None, *, as_json: bool) -> None:
         print(f"no drill in {runs}")
     for past in history:
         mark = "green" if past.green else "red"
-        times = f"RTO {spell_seconds(past.rto_seconds)}, RPO {spell_seconds(past.rpo_seconds)}, {spell_bytes(past.nbytes)}"
-        print(f"{past.finished}  {past.level}  step {past.step}  {mark:<5}  {times}  {past.run_id}")
+        times = f"RTO {_spell(past.rto_seconds)}, RPO {_spell(past.rpo_seconds)}, {spell_bytes(past.nbytes)}"
+        step = "no step" if past.step is None else f"step {past.step}"
+        print(f"{past.finished}  {past.level}  {step}  {mark:<5}  {times}  {past.run_id}")
         if not past.green:
             print(f"    {past.verdict}")
+
+
+def _spell(seconds: float | None) -> str:
+    return "not known" if seconds is None else spell_seconds(seconds)

@@ -21,7 +21,17 @@ from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
 from tasks.engine.formats.readers import check_folder
-from tasks.restore import ResumeWish, choose_worlds, count_ranks, count_steps, refuse_resume, restore_save, resume_save, why_not_restored
+from tasks.restore import (
+    ResumeWish,
+    choose_worlds,
+    count_ranks,
+    count_steps,
+    refuse_resume,
+    refuse_unfound,
+    restore_save,
+    resume_save,
+    why_not_restored,
+)
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.consistency import known_step
@@ -71,6 +81,8 @@ def check_request(request: DrillRequest) -> None:
     for name, path in (("--goals", request.goals), ("--log", request.log)):
         if path is not None and not path.is_file():
             raise RequestError("is not a file", where=f"{name} {path}", remedy="Check the path.")
+    if request.resume:
+        refuse_unfound(request.resume)
     _read_asked(request)
 
 
@@ -104,7 +116,9 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
-    numbers = measure_numbers(found, sound[0] if sound else None, asked.log, _rto(run, real, found))
+    numbers = measure_numbers(
+        found, sound[0] if sound else None, (asked.log, asked.goals.tokens_per_step), _rto(run, real, found) if sound else {}
+    )
     tried = _sabotage(run, found, sound) if sound and request.reach != "D1" else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
@@ -185,7 +199,9 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
 
 
 def _rto(run: Run, real: Real, found: Found) -> dict[str, float]:
-    # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step.
+    # What a restore would wait for: finding the newest complete save, reading it, loading it, the first step. Nothing when it was refused.
+    if (real.resumed is not None and real.resumed.refusal) or (real.restored and real.restored[0].refusal):
+        return {}
     read = sum(phase.seconds for phase in run.phases if phase.name.startswith("read") and not phase.name.startswith("read older"))
     phases = {"find": found.find_seconds, "read": read}
     if real.resumed is not None:

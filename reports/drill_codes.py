@@ -92,7 +92,10 @@ _RESTORE: dict[str, Code] = {
 }
 
 _RESUME: dict[str, Code] = {
-    "resume.refused": Code("training does not continue from the save", "Look at the message: the trainer's own code raised it."),
+    "resume.refused": Code(
+        "training does not continue from the save",
+        "Look at the message: the trainer's code raised it, or torch's loader on what its state() gave.",
+    ),
     "resume.world-changed": Code(
         "training was resumed by another number of ranks than had saved",
         "Data positions and random numbers are per rank: have the trainer redistribute them, and check the order of the data.",
@@ -132,6 +135,11 @@ _NEGATIVE: dict[str, Code] = {
 _OBJECTIVES: dict[str, Code] = {
     "objectives.rto": Code("recovery takes longer than its target", "Save to faster storage, or raise the target."),
     "objectives.rpo": Code("more work would be lost than the target allows", "Save more often, or find out why the last saves failed."),
+    "objectives.unmeasured": Code(
+        "a target is set for what could not be measured",
+        "Give --log with each step's tokens and time, or tokens_per_step in the goals.",
+        "warning",
+    ),
     "objectives.budget": Code("the saves take more than their budget", "Keep fewer."),
     "objectives.export-unverified": Code(
         "exports are scheduled, and no green one of this run is known", "Export or gate it, with the same --runs.", "warning"

@@ -188,14 +188,21 @@ def draw_trends(history: Sequence[PastRun]) -> list[tuple[str, Markup]]:
     """
     if len(history) < 2:
         return []
-    ends = (history[0].finished[:10], history[-1].finished[:10])
-    green = [past.green for past in history]
-    series = {
+    series: dict[str, list[float | None]] = {
         "recovery time, s": [past.rto_seconds for past in history],
         "work lost, s": [past.rpo_seconds for past in history],
         "bytes of the newest save": [float(past.nbytes) for past in history],
     }
-    return [(name, draw_trend(values, green, name, ends)) for name, values in series.items()]
+    return [(name, chart) for name, values in series.items() if (chart := _draw_known(history, values, name))]
+
+
+def _draw_known(history: Sequence[PastRun], values: Sequence[float | None], name: str) -> Markup:
+    # What is not known has no place on the scale.
+    known = [(past, value) for past, value in zip(history, values, strict=True) if value is not None]
+    if len(known) < 2:
+        return Markup()
+    ends = (known[0][0].finished[:10], known[-1][0].finished[:10])
+    return draw_trend([value for _, value in known], [past.green for past, _ in known], name, ends)
 
 
 def pick_roles(tensors: Sequence[TensorStatistics]) -> Capped[Role]:

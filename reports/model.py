@@ -169,15 +169,17 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One drill of the same training run, this one or an earlier one. `finished` is ISO 8601; `step` None where no save was complete."""
+    """One drill of the same training run, this one or an earlier one. `finished` is ISO 8601; `step` is None where no save was
+    complete, seconds where they are not known.
+    """
 
     run_id: str
     finished: str
     level: str
     step: int | None
     green: bool
-    rto_seconds: float
-    rpo_seconds: float
+    rto_seconds: float | None
+    rpo_seconds: float | None
     nbytes: int
 
 

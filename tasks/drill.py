@@ -160,19 +160,19 @@ def gather_evidence(facts: DrillFacts) -> DrillEvidence:
     )
 
 
-def measure_numbers(found: Found, newest: Drilled | None, log: Sequence[Step], rto: dict[str, float]) -> Numbers:
+def measure_numbers(found: Found, newest: Drilled | None, asked: tuple[Sequence[Step], int], rto: dict[str, float]) -> Numbers:
     """Return recovery time, work lost, storage and interval.
 
     Args:
         found: the saves.
         newest: the newest complete one, read.
-        log: what the trainer logged.
+        asked: what the trainer logged, and the tokens of a step as the owner says, 0 when unsaid.
         rto: seconds by phase.
 
     Returns:
-        The numbers; those that need a complete save are 0 without one.
+        The numbers; without a complete save no work lost is known.
     """
-    lost = _work_lost(found, newest, log) if newest else Numbers()
+    lost = _work_lost(found, newest, *asked) if newest else Numbers()
     return replace(
         lost,
         rto=rto,
@@ -184,21 +184,44 @@ def measure_numbers(found: Found, newest: Drilled | None, log: Sequence[Step], r
     )
 
 
-def _work_lost(found: Found, newest: Drilled, log: Sequence[Step]) -> Numbers:
+def _work_lost(found: Found, newest: Drilled, log: Sequence[Step], tokens_per_step: int) -> Numbers:
     step = known_step(newest)
-    after = [logged for logged in log if logged.step > step]
     if log:
-        times = [logged.time for logged in after if logged.time]
-        at_save = max((logged.time for logged in log if logged.step == step), default=0.0) or newest.save.saved_at
-        steps = max((logged.step for logged in after), default=step) - step
-        seconds = max(times) - at_save if times else 0.0
-        return Numbers(
-            rpo_seconds=max(0.0, seconds), rpo_steps=steps, rpo_tokens=sum(s.tokens for s in after), rpo_basis="the training log"
-        )
-    latest = max(save.saved_at for save in found.saves)
-    seconds = latest - newest.save.saved_at + found.interval_seconds
-    steps = max(0, max((save.step for save in found.saves if save.step is not None), default=step) - step)
-    return Numbers(rpo_seconds=seconds, rpo_steps=steps, rpo_basis="times of files: up to one interval more than the newest save tells")
+        lost = lose_from_log(log, step, newest.save.saved_at, newest.facts.ranks)
+    else:
+        latest, interval = max(save.saved_at for save in found.saves), found.interval_seconds
+        seconds = latest - newest.save.saved_at + interval if interval else None
+        steps = max(0, max((save.step for save in found.saves if save.step is not None), default=step) - step)
+        lost = Numbers(rpo_seconds=seconds, rpo_steps=steps, rpo_basis="times of files: up to one interval more than the newest save tells")
+    if lost.rpo_tokens is None and lost.rpo_steps is not None and tokens_per_step:
+        return replace(lost, rpo_tokens=lost.rpo_steps * tokens_per_step)
+    return lost
+
+
+def lose_from_log(log: Sequence[Step], step: int, saved_at: float, ranks: int) -> Numbers:
+    """Return the work since a save, as the trainer logged it.
+
+    Args:
+        log: what the trainer logged; not empty.
+        step: of the save.
+        saved_at: when its files were written, for logs that skip its step or its time.
+        ranks: how many have files in it.
+
+    Returns:
+        Steps; seconds and tokens where every step since then, of every rank, tells them.
+    """
+    after = [logged for logged in log if logged.step > step]
+    if not after:
+        return Numbers(rpo_seconds=0.0, rpo_steps=0, rpo_tokens=0, rpo_basis="the training log")
+    times = [logged.time for logged in after if logged.time]
+    is_counted = all(logged.tokens for logged in after) and len({logged.rank for logged in after}) >= ranks
+    at_save = max((logged.time for logged in log if logged.step == step), default=0.0) or saved_at
+    return Numbers(
+        rpo_seconds=max(0.0, max(times) - at_save) if times else None,
+        rpo_steps=max(logged.step for logged in after) - step,
+        rpo_tokens=sum(logged.tokens for logged in after) if is_counted else None,
+        rpo_basis="the training log",
+    )
 
 
 def find_record(save: Save, root: str, records: Path) -> Record | None:

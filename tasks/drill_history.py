@@ -54,6 +54,32 @@ def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
     return tuple(past for where, past in _lines(runs) if root is None or where == str(root.resolve()))
 
 
+def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
+    """Return the latest green drill that read a checkpoint.
+
+    Args:
+        runs: where run folders go.
+        checkpoint: a save, or a folder in it.
+
+    Returns:
+        The drill; None when no green one read it. One of the same name in another run does not count.
+
+    Raises:
+        FormatError: a line of the history is none.
+    """
+    place, found = checkpoint.resolve(), None
+    for where, past in _lines(runs):
+        read = {_save_of(Path(where), name) for name in past.drilled}
+        if past.green and any(place.is_relative_to(save) for save in read):
+            found = past
+    return found
+
+
+def _save_of(root: Path, name: str) -> Path:
+    # A drill's root is a run with a folder per save, or one save.
+    return root if root.name == name and not (root / name).is_dir() else (root / name).resolve()
+
+
 def find_export(runs: Path, root: Path) -> str:
     """Return the latest run that exported a checkpoint of a training run, or held a release against one, and was green.
 

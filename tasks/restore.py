@@ -1,9 +1,12 @@
 """The steps of a drill that run real processes: restore a save by torch's own loader, and continue training from it."""
 
+import importlib.util
+import os
 import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from prefect import task
@@ -142,6 +145,20 @@ def refuse_resume(complete: Sequence[Save]) -> None:
         )
 
 
+def refuse_unfound(spec: str) -> None:
+    """Raise if the module that --resume names is nowhere; nothing of it is imported.
+
+    Args:
+        spec: module:function.
+
+    Raises:
+        RequestError: no such module on Python's path or in the working directory, where the ranks look.
+    """
+    package = spec.partition(":")[0].partition(".")[0]
+    if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [os.getcwd()]) is None:
+        raise RequestError(f"no module named {package!r}", where=f"--resume {spec}", remedy="Give module:function, importable from here.")
+
+
 def choose_worlds(saved: int, limit: int) -> tuple[int, ...]:
     """Return the world sizes to restore at: as saved, half, double and one.
 
@@ -157,16 +174,20 @@ def choose_worlds(saved: int, limit: int) -> tuple[int, ...]:
 
 
 def count_ranks(drilled: Drilled, log: Sequence[Step]) -> int:
-    """Return how many ranks wrote a save.
+    """Return how many ranks wrote a save: no fewer than have files, and no fewer than logged its step.
+
+    A log may be of one rank only, and ranks whose values others hold too write no file.
 
     Args:
         drilled: the save.
         log: what they logged.
 
     Returns:
-        Ranks in the log, else those that have files, else 1.
+        Ranks; 1 when nothing tells.
     """
-    return max((step.rank + 1 for step in log), default=0) or drilled.facts.ranks or 1
+    step = known_step(drilled)
+    of_save = [logged.rank for logged in log if logged.step == step] or [logged.rank for logged in log]
+    return max(max(of_save, default=-1) + 1, drilled.facts.ranks, 1)
 
 
 def count_steps(drilled: Drilled, log: Sequence[Step], wanted: int) -> int:

@@ -81,6 +81,8 @@ def list_saves(root: Path, also: Sequence[Path] = (), clock: Callable[[], float]
         begun = clock()
         alone = look_at(root, step_of(root.absolute()), tuple(also))
         return Saves(root, (alone,), "", (), clock() - begun)
+    for name in dangling_steps(root):
+        steps.setdefault(step_of(Path(name)) or 0, []).append(name)
     begun, found_at, found = clock(), 0.0, []
     for step in sorted(steps, reverse=True):
         for name in sorted(steps[step]):
@@ -88,6 +90,18 @@ def list_saves(root: Path, also: Sequence[Path] = (), clock: Callable[[], float]
             found_at = found_at or (clock() - begun if found[-1].is_complete else 0.0)
     leftovers = tuple(sorted(path.name for path in root.iterdir() if _TEMPORARY.search(path.name)))
     return Saves(root, tuple(reversed(found)), pointed_at(root), leftovers, found_at)
+
+
+def dangling_steps(root: Path) -> list[str]:
+    """Return the links under a run's root that are named like a save and lead nowhere: its disk is not mounted, or was emptied.
+
+    Args:
+        root: an existing folder.
+
+    Returns:
+        Names, sorted.
+    """
+    return sorted(path.name for path in root.iterdir() if path.is_symlink() and not path.exists() and step_of(Path(path.name)) is not None)
 
 
 def of_step(also: Sequence[Path], name: str) -> tuple[Path, ...]:

@@ -289,6 +289,7 @@ FAULTS: tuple[CheckpointFault, ...] = (
     ),
     CheckpointFault("recovery_too_slow", "objectives.rto", leave, {"rto_seconds": 1e-6}),
     CheckpointFault("too_many_steps_lost", "objectives.rpo", leave, {"rpo_steps": 2}, log=True),
+    CheckpointFault("tokens_lost_are_not_logged", "objectives.unmeasured", leave, {"rpo_tokens": 100}),
     CheckpointFault("budget_exceeded", "objectives.budget", leave, {"declared": {"budget_nbytes": 1000}}),
     CheckpointFault("export_never_verified", "objectives.export-unverified", leave, {"declared": {"export_schedule": "nightly"}}),
     CheckpointFault("disk_nearly_full", "objectives.free-space", leave, {"spare_factor": 1e12}),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from reports.errors import CoverageError, FormatError
+from reports.errors import FormatError
 from tasks.engine.formats.readers import open_checkpoint
 from tests.contract.assembled import assemble, same_bytes
 
@@ -17,14 +17,15 @@ PREFIXES = ("fsdp", "tp2", "accelerate", "torchtitan", "dcp_hf", "hf_", "damaged
 NAMES = sorted(path.name for path in CASES.iterdir() if path.name.startswith(PREFIXES)) if CASES else []
 needs_cases = pytest.mark.skipif(CASES is None, reason="cases: not run")
 
-# refused cases → words of the refusal; the two others read well and are refused by what comes after
+# refused cases → words of the refusal; the other one reads well and is refused by what comes after
 SAYS = {
     "damaged_metadata_truncated": ".metadata: incomplete save",
     "damaged_no_metadata": "incomplete save: .metadata is missing",
     "damaged_rank3_missing": "__3_0.distcp; rank 3 lost",
+    "damaged_hf_shard_first_missing": "incomplete save: .* no files of shard 1",
     "fsdp1_local_w2_llama": "FSDP1 LOCAL_STATE_DICT",
 }
-LATER = {"damaged_rank1_bitflip", "damaged_hf_shard_first_missing"}
+LATER = {"damaged_rank1_bitflip"}
 
 
 def _case(name: str) -> tuple[Path, dict[str, object]]:
@@ -70,12 +71,3 @@ def test_the_flipped_bit_disagrees_with_the_recorded_checksum():
                 if zlib.crc32(file.read(payload.nbytes)) != payload.crc32:
                     wrong.append((fqn, fragment.locator.path))
     assert wrong == [("model.embed_tokens.weight", "__1_0.distcp")]
-
-
-@needs_cases
-@pytest.mark.cases
-def test_the_missing_shard_is_a_hole_against_the_true_shape():
-    folder, _ = _case("damaged_hf_shard_first_missing")
-    catalog = open_checkpoint(folder / "ckpt").catalog()
-    with pytest.raises(CoverageError, match=r"rows 0-49 of \(99, 64\) are in no shard"):
-        catalog.check_coverage("model.embed_tokens.weight", (99, 64))

@@ -26,7 +26,7 @@ CAUSES = {
     "damaged_metadata_truncated": (".metadata",),
     "damaged_rank1_bitflip": ("model.embed_tokens.weight", "__1_0.distcp", "CRC"),
     "damaged_rank3_missing": ("__3_0.distcp",),
-    "damaged_hf_shard_first_missing": ("in no shard",),
+    "damaged_hf_shard_first_missing": ("incomplete save", "no files of shard 1"),
     "fsdp1_local_w2_llama": ("flat", "shapes"),
 }
 

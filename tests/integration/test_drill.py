@@ -203,7 +203,7 @@ def test_goals_that_are_none_are_refused(root, content, told):
 
 def test_a_log_line_that_is_no_step_is_refused(root):
     (root.parent / "log").write_text('{"step": 1, "rank": 0}\n{"loss": 1}\n')
-    with pytest.raises(RequestError, match="line 2 is no step"):
+    with pytest.raises(RequestError, match="line 2 is no "):
         drill(root, log=root.parent / "log")
 
 
@@ -222,6 +222,19 @@ def test_training_of_two_ranks_continues_bit_for_bit(tmp_path):
     assert set(outcome.report.history[-1].__slots__) >= {"rto_seconds"}
     assert measured(outcome, "objectives")["rto first step, s"] > 0
     assert _contents(root) == before
+
+
+@pytest.mark.slow
+def test_a_log_of_the_first_rank_only_resumes_with_all_that_saved(tmp_path):
+    root = tmp_path / "run"
+    log = write_run(root, world=2, last=9)
+    lines = [line for line in log.read_text().splitlines() if json.loads(line)["rank"] == 0]
+    (tmp_path / "first.jsonl").write_text("\n".join(lines))
+    outcome = drill(root, level=None, log=tmp_path / "first.jsonl", resume="tests.builders.trainer:build", max_ranks=2)
+    assert (codes(outcome), outcome.verdict.green) == (set(), True)
+    found = measured(outcome, "resume")
+    assert (found["ranks"], found["largest difference of a loss"]) == (2, 0.0)
+    assert found["steps compared with the log"] > 0
 
 
 def _split(root: Path, other: Path, pattern: str) -> None:

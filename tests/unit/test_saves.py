@@ -66,3 +66,12 @@ def test_a_save_whose_optimizer_folder_is_broken_is_not_complete(tmp_path):
     (tmp_path / "checkpoint_2" / "optimizer_0" / "__0_0.distcp").unlink()
     saves = list_saves(tmp_path).saves
     assert [save.cause for save in saves] == ["", "ranks-missing"]
+
+
+def test_a_link_to_a_disk_that_is_gone_is_an_incomplete_save_and_no_silence(tmp_path):
+    (tmp_path / "step-3").mkdir()
+    (tmp_path / "step-7").symlink_to(tmp_path / "unmounted" / "step-7")
+    (tmp_path / "latest").symlink_to(tmp_path / "unmounted")
+    saves = list_saves(tmp_path).saves
+    assert [(save.step, save.is_complete) for save in saves] == [(3, False), (7, False)]
+    assert "does not exist" in saves[1].refusal

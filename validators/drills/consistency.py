@@ -157,7 +157,7 @@ def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
     tokens = count_tokens(drilled.facts.values)
     if not trained or tokens is None:
         return
-    per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained)
+    per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained, drilled.facts.ranks)
     if per_step and tokens != trained * per_step:
         expected = f"{trained} steps of {per_step} tokens: {trained * per_step}"
         yield finding("consistency.tokens", drilled.save.name, expected=expected, found=str(tokens))
@@ -167,11 +167,12 @@ def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
         )
 
 
-def _logged_tokens(log: Sequence[Step], trained: int) -> int:
-    # Of all ranks up to a step; 0 unless every step of every rank is logged with its tokens.
+def _logged_tokens(log: Sequence[Step], trained: int, saved_by: int) -> int:
+    # Of all ranks up to a step; 0 unless every step of every rank is logged with its tokens. A log may be of the first rank only.
     before = [step for step in log if step.step <= trained and step.tokens]
     ranks = {step.rank for step in log}
-    return sum(step.tokens for step in before) if len(before) == trained * len(ranks) else 0
+    is_whole = len(ranks) >= saved_by and len(before) == trained * len(ranks)
+    return sum(step.tokens for step in before) if is_whole else 0
 
 
 def _moments(drilled: Drilled) -> Iterator[Finding]:

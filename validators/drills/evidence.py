@@ -131,7 +131,9 @@ class Sabotage:
 
 @dataclass(frozen=True, slots=True)
 class PastDrill:
-    """One row of the history: what an earlier drill of this run found. Times are ISO 8601; seconds and bytes are of the newest save."""
+    """One row of the history: what an earlier drill of this run found. Times are ISO 8601; seconds and bytes are of the newest save,
+    None where they are not known.
+    """
 
     run_id: str
     finished: str
@@ -139,8 +141,8 @@ class PastDrill:
     step: int | None
     green: bool
     verdict: str
-    rto_seconds: float
-    rpo_seconds: float
+    rto_seconds: float | None
+    rpo_seconds: float | None
     nbytes: int
     drilled: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -32,13 +32,14 @@ class Goals:
 class Numbers:
     """What was measured. `rto` is seconds by phase (find, read, load, first step); `rpo_*` the work since the newest complete save.
 
-    `rpo_basis` says from what the work lost was told; `interval_seconds` is between saves.
+    `rpo_basis` says from what the work lost was told; `interval_seconds` is between saves, 0 with fewer than two. None is
+    not known, which is not the same as nothing lost.
     """
 
     rto: Mapping[str, float] = field(default_factory=dict)
-    rpo_seconds: float = 0.0
-    rpo_steps: int = 0
-    rpo_tokens: int = 0
+    rpo_seconds: float | None = None
+    rpo_steps: int | None = None
+    rpo_tokens: int | None = None
     rpo_basis: str = ""
     nbytes: int = 0
     read_seconds: float = 0.0
@@ -47,9 +48,9 @@ class Numbers:
     interval_seconds: float = 0.0
 
     @property
-    def rto_seconds(self) -> float:
-        """All phases together."""
-        return sum(self.rto.values())
+    def rto_seconds(self) -> float | None:
+        """All phases together; None when nothing could be restored."""
+        return sum(self.rto.values()) if self.rto else None
 
     @property
     def bytes_per_second(self) -> float:

@@ -1,10 +1,13 @@
 """The training log and the owner's goals, as files.
 
 Log: JSON lines, one per step and rank: `{"step": 101, "rank": 0, "loss": 4.58, "lr": [0.003], "batch": "<digest>", "rng": "<digest>",
-"tokens": 48, "time": 1795990000.0}`; all but step and rank may be left out. Goals: YAML, the fields of `Goals` with `declared` inside.
+"tokens": 48, "time": 1795990000.0}`; all but step and rank may be left out. A last line without its end is one that the trainer is still
+writing, and no step yet. Goals: YAML, the fields of `Goals` with `declared` inside.
 """
 
 import json
+from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 
 import yaml
@@ -13,10 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from reports.errors import RequestError
 from validators.drills.evidence import Step
 from validators.drills.goals import Goals
+from validators.drills.readiness import Declared
 
 _STEP = TypeAdapter(Step)
 _GOALS = TypeAdapter(Goals)
-_REMEDY = "docs/drills.md shows a line of the log."
+_REMEDY = "docs/drills.md shows what a log is."
 
 
 def read_log(path: Path) -> tuple[Step, ...]:
@@ -32,22 +36,40 @@ def read_log(path: Path) -> tuple[Step, ...]:
         RequestError: a line is no step.
     """
     steps: dict[tuple[int, int], Step] = {}
-    lines = _text(path).split("\n")
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(ended_lines(_text(path)), 1):
         if not line.strip():
             continue
         try:
             step = _STEP.validate_python(json.loads(line))
         except ValidationError as error:
-            problem = error.errors()[0]
-            told = f"{'.'.join(map(str, problem['loc'])) or 'the line'}: {problem['msg']}"
-            raise RequestError(f"line {number} is no step: {told}", where=str(path), remedy=_REMEDY) from None
+            raise RequestError(f"line {number} is no step: {_spell(error)}", where=str(path), remedy=_REMEDY) from None
         except ValueError as error:
-            if number == len(lines):
-                break  # it has no end: the trainer is writing it
             raise RequestError(f"line {number} is no JSON: {error}", where=str(path), remedy=_REMEDY) from None
+        if min(step.step, step.rank) < 0:
+            raise RequestError(f"line {number} is no step: step and rank count from 0", where=str(path), remedy=_REMEDY)
         steps[step.step, step.rank] = step
     return tuple(steps[key] for key in sorted(steps))
+
+
+def ended_lines(text: str) -> list[str]:
+    """Return the lines of a file that may still be written to.
+
+    Args:
+        text: what it holds now, JSON lines.
+
+    Returns:
+        Its lines; without the last one when neither its end nor the whole of its JSON is there yet.
+    """
+    lines = text.split("\n")
+    return lines[:-1] if lines[-1].startswith("{") and not _is_json(lines[-1]) else lines
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def read_goals(path: Path) -> Goals:
@@ -60,7 +82,7 @@ def read_goals(path: Path) -> Goals:
         Goals; what it does not name has no target.
 
     Raises:
-        RequestError: not YAML, an unknown field, or a value of the wrong type.
+        RequestError: not YAML, an unknown field, or a value of the wrong type, below zero or without limit.
     """
     try:
         content = yaml.safe_load(_text(path)) or {}
@@ -70,19 +92,28 @@ def read_goals(path: Path) -> Goals:
         raise RequestError("is not a mapping of goal to value", where=str(path))
     _refuse_unknown(content, path)
     try:
-        return _GOALS.validate_python(content)
+        goals = _GOALS.validate_python(content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise RequestError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", where=str(path)) from None
+        raise RequestError(_spell(error), where=str(path)) from None
+    for name, value in (*_fields(goals), *_fields(goals.declared, "declared.")):
+        if isinstance(value, int | float) and not (isfinite(value) and value >= 0):
+            raise RequestError(f"{name} is {value}", where=str(path), remedy="Give a number from 0 on; 0 is no target.")
+    return goals
+
+
+def _fields(held: Goals | Declared, prefix: str = "") -> list[tuple[str, object]]:
+    return [(prefix + one.name, getattr(held, one.name)) for one in fields(held)]
 
 
 def _refuse_unknown(content: dict[str, object], path: Path) -> None:
-    known = set(Goals.__dataclass_fields__)
-    declared = content.get("declared", {})
-    inner = set(type(Goals().declared).__dataclass_fields__)
-    unknown = sorted({*content} - known) + sorted(({*declared} if isinstance(declared, dict) else set()) - inner)
-    if unknown:
-        raise RequestError(f"no goal {unknown[0]!r}", where=str(path), remedy=f"There are {', '.join(sorted(known | inner))}.")
+    declared = content.get("declared")
+    inner = declared if isinstance(declared, dict) else {}
+    for prefix, given, kind in (("", content, Goals), ("declared.", inner, Declared)):
+        known = {one.name for one in fields(kind)}
+        unknown = sorted(map(str, {*given} - known))
+        if unknown:
+            names = ", ".join(f"{prefix}{name}" for name in sorted(known))
+            raise RequestError(f"no goal {prefix + unknown[0]!r}", where=str(path), remedy=f"There are {names}.")
 
 
 def _text(path: Path) -> str:
@@ -96,3 +127,8 @@ def _text(path: Path) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
+
+
+def _spell(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")

@@ -10,6 +10,7 @@ from validators.drills.check import DrillCheck, Skip
 from validators.drills.evidence import DrillEvidence
 from validators.drills.goals import Goals, Numbers, save_share, young_interval
 
+NOT_KNOWN = "not known"
 INTERVAL_FACTOR = 3.0  # an interval this far from Young's loses a third more than it need
 
 
@@ -36,7 +37,9 @@ def _targets(goals: Goals, numbers: Numbers) -> Iterator[Finding]:
         ("objectives.rpo", numbers.rpo_steps, goals.rpo_steps, lambda n: f"{n:g} steps"),
         ("objectives.rpo", numbers.rpo_tokens, goals.rpo_tokens, lambda n: f"{n:g} tokens"),
     ):
-        if target and found > target:
+        if target and found is None:
+            yield finding("objectives.unmeasured", "newest complete save", expected=f"at most {spell(target)}", found="not known")
+        elif target and found is not None and found > target:
             yield finding(code, "newest complete save", expected=f"at most {spell(target)}", found=spell(found))
 
 
@@ -70,14 +73,19 @@ def _interval(goals: Goals, numbers: Numbers) -> Iterator[Finding]:
 
 def _measures(goals: Goals, numbers: Numbers) -> dict[str, Measure]:
     measures: dict[str, Measure] = {f"rto {phase}, s": seconds for phase, seconds in numbers.rto.items()}
-    measures |= {
+    known = {
         "rto, s": numbers.rto_seconds,
         "rpo, s": numbers.rpo_seconds,
         "rpo, steps": numbers.rpo_steps,
         "rpo, tokens": numbers.rpo_tokens,
+        "rpo from": numbers.rpo_basis,
+        "bytes": numbers.nbytes,
+        "read rate, B/s": numbers.bytes_per_second,
+        "saves, B": numbers.used_nbytes,
+        "free, B": numbers.free_nbytes,
+        "interval, s": numbers.interval_seconds or None,
     }
-    measures |= {"rpo from": numbers.rpo_basis, "bytes": numbers.nbytes, "read rate, B/s": numbers.bytes_per_second}
-    measures |= {"saves, B": numbers.used_nbytes, "free, B": numbers.free_nbytes, "interval, s": numbers.interval_seconds}
+    measures |= {name: NOT_KNOWN if value is None else value for name, value in known.items()}
     best, share = young_interval(goals.mtbf_seconds, goals.save_seconds), save_share(goals, numbers)
     if best:
         measures["Young's interval, s"] = best

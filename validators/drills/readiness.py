@@ -102,7 +102,7 @@ def _full(facts: StateFacts, parts: _Parts, _: Surroundings) -> tuple[str, str]:
         return "model only", "no optimizer state is in it"
     return (
         "full" if not lacking else "partial"
-    ), f"missing: {', '.join(lacking)}" if lacking else "every component is present or derivable"
+    ), f"missing: {', '.join(lacking)}" if lacking else "optimizer, step, schedule, random numbers and data position are there"
 
 
 def _sharded(facts: StateFacts, *_: object) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def _data(_: StateFacts, parts: _Parts, __: Surroundings) -> tuple[str, str]:
     part = parts["data position"]
     return {"present": "from its saved state", "derivable": "only by derivation", "missing": "not at all"}[
         part.presence
-    ], part.where or part.detail
+    ], part.where or part.detail or "no position is in it"
 
 
 def _keeping(_: StateFacts, __: _Parts, around: Surroundings) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from reports.errors import RequestError
+from validators.drills.log import ended_lines
 
 _REMEDY = "docs/retention.md shows what a log may be."
 
@@ -87,15 +88,12 @@ def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ..
 
 
 def _json_lines(text: str, path: Path) -> Iterator[_Row]:
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(ended_lines(text), 1):
         if line.strip():
             where = f"{path}:{number}"
             try:
                 held = json.loads(line)
             except ValueError:
-                if number == len(lines):
-                    return  # it has no end: the trainer is writing it
                 raise RequestError("is no JSON", where=where, remedy=_REMEDY) from None
             yield _row(held, where)
 

@@ -3,14 +3,15 @@
 Each file records where its boxes begin (DCP_SHARDING_INFO), none how large the tensors are: the catalog's shapes are None, the plan takes
 them from the config, and only then can coverage be proven. The number of ranks is recorded nowhere either.
 
-Refused: a part that no rank has, files of two saves (different N), boxes without a recorded offset.
+Refused: a part that no rank has, files of two saves (different N), boxes without a recorded offset, a rank without files where a tensor's
+first values are in none.
 
 Source: torch 2.13, torch/distributed/checkpoint/hf_storage.py and _hf_utils.py.
 """
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -85,6 +86,8 @@ class DcpSafetensorsReader(CheckpointReader):
         for file, header in stored:
             for box in _boxes(file, header):
                 boxes.setdefault(box.name, []).append(box)
+        if notes:
+            _refuse_holes(boxes, notes[0], str(source.path / inner))
         short = strip_all(boxes, str(source.path))
         builder, tensors = TableBuilder(), {}
         replicas: list[Fragment] = []
@@ -121,6 +124,24 @@ def _check_grid(names: Iterable[str], where: str) -> list[str]:
     ranks = {rank for rank, _, _ in cells}
     gaps = sorted(set(range(1, max(ranks) + 1)) - ranks)
     return [f"no files of shard {', '.join(map(str, gaps))}, though there are some of shard {max(ranks)}"] if gaps else []
+
+
+def _refuse_holes(boxes: Mapping[str, list[_Box]], gap: str, where: str) -> None:
+    # Ranks without a file may have held nothing. Where values lie in front of those that are there, they did.
+    holed = [name for name, parts in boxes.items() if _has_hole(parts)]
+    if holed:
+        raise FormatError(
+            f"incomplete save: files are missing: {gap}, and values of {name_some(holed)} are in no file",
+            where=where,
+            remedy="Restore the files, name the folders of the other nodes with --also, or export another step.",
+        )
+
+
+def _has_hole(parts: Sequence[_Box]) -> bool:
+    # Boxes do not overlap, but for those stored twice: without a hole they fill the box around them, which begins at zero.
+    regions = {part.region for part in parts if prod(part.region.shape)}
+    ends = [tuple(map(sum, zip(one.offset, one.shape, strict=True))) for one in regions]
+    return bool(regions) and sum(prod(one.shape) for one in regions) < prod(max(sizes) for sizes in zip(*ends, strict=True))
 
 
 def _boxes(file: FoundFile, header: SafetensorsFile) -> list[_Box]:

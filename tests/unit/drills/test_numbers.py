@@ -3,9 +3,15 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
-from tasks.restore import choose_worlds, part_of
+from flows.drill_requests import DrillRequest
+from reports.errors import RequestError
+from tasks.drill import lose_from_log
+from tasks.restore import choose_worlds, count_ranks, part_of, refuse_unfound
 from tasks.restoring.worker import first_cause
+from validators.drills.evidence import Drilled, Save, Step
+from validators.drills.facts import StateFacts
 from validators.drills.goals import Goals, Numbers, save_share, young_interval
 from validators.drills.readiness import Declared
 
@@ -60,3 +66,61 @@ def test_the_cause_is_what_a_rank_says_of_itself():
     assert first_cause(told) == told[2]
     assert first_cause(["", ""]) == ""
     assert first_cause(["rank 1 ended without an answer"]) == "rank 1 ended without an answer"
+
+
+@pytest.mark.parametrize(
+    ("log", "seconds", "steps", "tokens"),
+    [
+        ([Step(3, 0), Step(5, 0)], None, 2, None),
+        ([Step(3, 0, tokens=8), Step(4, 0, tokens=8), Step(5, 0)], None, 2, None),
+        ([Step(3, 0, time=100.0), Step(4, 0, time=101.0, tokens=8), Step(4, 1, time=103.0, tokens=9)], 3.0, 1, 17),
+        ([Step(4, 0, time=90.0, tokens=8)], 40.0, 1, 8),
+        ([Step(2, 0), Step(3, 0)], 0.0, 0, 0),
+    ],
+)
+def test_what_the_log_does_not_tell_is_not_known_and_not_zero(log, seconds, steps, tokens):
+    lost = lose_from_log(log, 3, 50.0, 1)
+    assert (lost.rpo_seconds, lost.rpo_steps, lost.rpo_tokens) == (seconds, steps, tokens)
+
+
+def test_a_restore_that_failed_took_no_time_to_recover():
+    assert Numbers().rto_seconds is None
+
+
+def _drilled(ranks: int) -> Drilled:
+    facts = StateFacts("dcp", "", 3, {}, {}, (), {}, (), tuple(map(str, range(ranks))), 1)
+    return Drilled(Save("step-3", "", 3, "", "", 0.0, 0, ()), facts, (), None, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("files", "logged", "ranks"),
+    [
+        (2, [(3, 0), (4, 0)], 2),  # only rank 0 logs
+        (2, [(3, 0), (3, 1), (3, 2), (3, 3)], 4),  # replicas write no file
+        (2, [(1, 7), (2, 7), (3, 0), (3, 1)], 2),  # the run had eight before
+        (0, [], 1),
+        (4, [], 4),
+    ],
+)
+def test_ranks_are_those_of_the_save(files, logged, ranks):
+    assert count_ranks(_drilled(files), [Step(step, rank) for step, rank in logged]) == ranks
+
+
+def test_a_trainer_that_is_nowhere_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    (tmp_path / "trainer_of_mine.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(RequestError, match="no module named 'trainer_of_mine'"):
+        refuse_unfound("trainer_of_mine:build")
+    monkeypatch.chdir(tmp_path)
+    refuse_unfound("trainer_of_mine:build")
+
+
+@pytest.mark.parametrize("asked", [{"resume": "json:loads", "world": 9}, {"world": 2}])
+def test_ranks_that_nothing_would_use_are_refused(asked, tmp_path):
+    with pytest.raises(ValidationError, match="--world"):
+        DrillRequest(root=tmp_path, **asked)
+
+
+def test_tokens_of_some_ranks_only_are_not_those_of_the_run():
+    log = [Step(4, 0, tokens=8, time=60.0)]
+    assert lose_from_log(log, 3, 50.0, 1).rpo_tokens == 8
+    assert lose_from_log(log, 3, 50.0, 2).rpo_tokens is None

@@ -12,6 +12,7 @@ from reports.errors import CoverageError, FormatError
 from tasks.engine.formats.dcp_hf import DcpSafetensorsReader
 from tasks.engine.formats.reader import Source
 from tasks.engine.formats.readers import open_checkpoint
+from tasks.saves import look_at
 from tests.contract.assembled import assemble, read_values, same_bytes
 
 
@@ -50,14 +51,21 @@ def test_files_of_saves_with_other_part_counts_are_mixed(written, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_a_rank_without_files_is_noted_and_its_rows_are_a_hole(written, tmp_path, rank):
+def test_a_rank_without_files_whose_rows_are_a_hole_is_lost(written, tmp_path, rank):
     folder = _copy(written, tmp_path)
     for path in folder.glob(f"shard-0000{rank}-*"):
         path.unlink()
-    catalog = open_checkpoint(folder).catalog()
-    assert catalog.notes == (f"no files of shard {rank}, though there are some of shard 4",)
-    with pytest.raises(CoverageError, match="are in no shard"):
-        catalog.check_coverage("embed.weight", (99, 16))
+    told = _refusal(folder)
+    assert f"incomplete save: files are missing: no files of shard {rank}, though there are some of shard 4" in told
+    assert "embed.weight" in told
+    assert look_at(folder, None).cause == "ranks-missing"
+
+
+def test_a_rank_without_files_that_held_nothing_is_noted(tmp_path):
+    _write(tmp_path / "ckpt", 1, {"a": ([0, 0], torch.ones(2, 3)), "norm": ([0], torch.ones(4))})
+    _write(tmp_path / "ckpt", 3, {"a": ([2, 0], torch.ones(1, 3)), "norm": ([0], torch.ones(4)), "empty": ([0], torch.ones(0))})
+    catalog = open_checkpoint(tmp_path / "ckpt").catalog()
+    assert catalog.notes == ("no files of shard 2, though there are some of shard 3",)
 
 
 def test_the_last_rank_missing_is_seen_against_the_true_shape_only(written, tmp_path):
