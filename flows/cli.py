@@ -96,7 +96,7 @@ def _guarded(command: Callable[[], object]) -> int:
         print(f"shardwright: {error.format_message().removesuffix('.')}. See shardwright --help.", file=sys.stderr)
         return REFUSED
     if code == INTERRUPTED:  # which typer makes of Ctrl-C
-        print("shardwright: interrupted; the same command goes on from the files already written", file=sys.stderr)
+        print("shardwright: interrupted; the same command does it again, an export from the files already written", file=sys.stderr)
     return code if isinstance(code, int) else GREEN
 
 

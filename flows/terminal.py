@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from reports.model import Report
+from reports.model import Report, Verdict
 from reports.text import summary_lines
 
 
@@ -78,11 +78,29 @@ def print_outcome(report: Report, folder: Path, *, required: frozenset[str], sta
     verdict = report.verdict(required)
     page = folder / "report.html"
     if as_json:
-        shown = {"green": verdict.green, "verdict": verdict.line, "mapping": report.mapping_line(), "to": report.subject}
-        print(json.dumps({**shown, "report": str(page), "json": str(folder / "report.json"), "stage": str(stage) if stage else None}))
+        print(json.dumps(_as_json(report, folder, verdict, stage)))
         return
     for line in summary_lines(report, required):
         print(line)
     if stage is not None:
         print(f"stage    {stage}")
     print(f"report   {page}")
+
+
+def _as_json(report: Report, folder: Path, verdict: Verdict, stage: Path | None) -> dict[str, object]:
+    findings = [
+        {"check": result.check, "code": finding.code, "severity": finding.severity, "where": finding.where}
+        for result in report.results
+        for finding in result.findings
+    ]
+    return {
+        "kind": report.kind,
+        "green": verdict.green,
+        "verdict": verdict.line,
+        **({"mapping": report.mapping_line()} if report.has_mapping else {}),
+        "findings": findings,
+        "to": report.subject,
+        "report": str(folder / "report.html"),
+        "json": str(folder / "report.json"),
+        "stage": str(stage) if stage else None,
+    }

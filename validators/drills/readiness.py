@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from reports.errors import name_some
 from reports.spell import spell_bytes, spell_seconds
 from validators.drills.facts import StateFacts
 from validators.drills.inventory import Component, take_inventory
@@ -137,7 +138,9 @@ def _optimizer(facts: StateFacts, parts: _Parts, _: Surroundings) -> tuple[str, 
         e for name, entries in slots.items() if name not in ("step",) for e in entries if e.numel > 1 and whole.get(e.parameter) == e.shape
     ]
     covered = {entry.parameter for entry in fitting}
-    return "there", f"{part.detail}; {len(covered)} of {len(whole)} model tensors have moments of their own shape"
+    lacking = sorted(set(whole) - covered)
+    more = f", not {name_some(lacking)}" if lacking else ""  # tied, frozen, or lost
+    return "there", f"{part.detail}; {len(covered)} of {len(whole)} model tensors have moments of their own shape{more}"
 
 
 def _data(_: StateFacts, parts: _Parts, __: Surroundings) -> tuple[str, str]:

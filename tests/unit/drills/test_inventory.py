@@ -110,6 +110,12 @@ def test_ten_questions_are_answered_with_evidence(tmp_path):
     assert answers["Is the optimizer state there and whole?"][1].endswith("2 of 2 model tensors have moments of their own shape")
 
 
+def test_tensors_without_moments_are_named(tmp_path):
+    half = {**FULL, "model": {**FULL["model"], "head.weight": torch.zeros(2, 3)}}
+    there = _answers(_facts(half, tmp_path / "step-4"))["Is the optimizer state there and whole?"][1]
+    assert there.endswith("2 of 3 model tensors have moments of their own shape, not head.weight")
+
+
 def test_a_model_only_save_is_called_so(tmp_path):
     assert _answers(_facts({"model": MODEL}, tmp_path / "step-4"))["Is it full or model-only?"][0] == "model only"
 
