@@ -243,7 +243,9 @@ def _odd_first(tensor: TensorStatistics) -> tuple[bool, int, float]:
 
 
 def _duration(report: Report) -> str:
-    return spell_seconds((datetime.fromisoformat(report.finished) - datetime.fromisoformat(report.started)).total_seconds())
+    # Times are to the second, and read so: what began and ended within one took less.
+    seconds = round((datetime.fromisoformat(report.finished) - datetime.fromisoformat(report.started)).total_seconds())
+    return f"{seconds} s" if 0 < seconds < 60 else spell_seconds(seconds) if seconds else "less than 1 s"
 
 
 def _spell(value: object) -> object:

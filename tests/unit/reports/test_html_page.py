@@ -181,3 +181,9 @@ def test_quantized_weights_show_sizes_before_and_after_the_worst_first_and_a_sor
 
 def test_a_release_without_quantized_weights_says_nothing_of_them():
     assert "Quantized weights" not in headings(render_html(GREEN))
+
+
+@pytest.mark.parametrize(("finished", "told"), [("12:00:00", "less than 1 s"), ("12:00:07", "7 s"), ("12:03:04", "3 min 04 s")])
+def test_times_to_the_second_read_as_such(finished, told):
+    report = replace(GREEN, started="2026-11-30T12:00:00+00:00", finished=f"2026-11-30T{finished}+00:00")
+    assert f"took{told} " in Page(render_html(report, frozenset())).text.replace("took ", "took")
