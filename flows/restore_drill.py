@@ -180,6 +180,13 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
         return Real(reasons=(("restore", reason), ("resume", reason)))
     restored: list[Restored] = []
     saved_by = count_ranks(sound[0][1], log)
+    world = request.world or saved_by
+    if request.resume and world > request.max_ranks:
+        raise RequestError(
+            f"was asked to resume a save of {world} ranks, and --max-ranks is {request.max_ranks}",
+            where=str(sound[0][1].save.name),
+            remedy="Raise --max-ranks if this machine can run so many, or continue with fewer by --world.",
+        )
     worlds = choose_worlds(saved_by, request.max_ranks)
     limits = (request.memory, request.timeout)
     for number, (path, read) in enumerate(sound):
@@ -189,10 +196,6 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
     if not request.resume:
         return Real(tuple(restored))
     path, read = sound[0]
-    world = request.world or saved_by
-    if world > request.max_ranks:
-        told = f"it takes {world} ranks, --max-ranks is {request.max_ranks}"
-        return Real(tuple(restored), reasons=(("resume", told),))
     wish = ResumeWish(request.resume, world, saved_by, count_steps(read, log, request.steps), request.timeout)
     resumed = run.phase("resume", lambda: run.runner.call(resume_save, path, wish, run.folder))
     return Real(tuple(restored), resumed)

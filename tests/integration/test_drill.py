@@ -222,6 +222,8 @@ def test_training_of_two_ranks_continues_bit_for_bit(tmp_path):
     assert set(outcome.report.history[-1].__slots__) >= {"rto_seconds"}
     assert measured(outcome, "objectives")["rto first step, s"] > 0
     assert _contents(root) == before
+    with pytest.raises(RequestError, match="a save of 2 ranks, and --max-ranks is 1"):
+        drill(root, level=None, log=log, resume="tests.builders.trainer:build", max_ranks=1)
 
 
 @pytest.mark.slow
