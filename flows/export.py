@@ -23,6 +23,7 @@ from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdi
 from flows.run_folder import now
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
+from reports.paths import real_path
 from reports.write import write_report
 from tasks.artifacts import ProgressArtifact
 from tasks.check import check_plan, check_release, measure_release, read_encoded, read_statistics
@@ -286,7 +287,7 @@ def refuse_inside_source(request: ExportRequest) -> None:
     """
     for option, path in (("--to", request.to), ("--runs", request.runs)):
         for root in (request.source, *request.also):
-            if path.resolve().is_relative_to(root.resolve()):
+            if real_path(path).is_relative_to(real_path(root)):
                 raise RequestError(
                     f"lies inside the checkpoint {root}",
                     where=f"{option} {path}",

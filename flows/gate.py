@@ -16,6 +16,7 @@ from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show
 from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import Omission, Report
+from reports.paths import real_path
 from reports.write import ReportPaths, write_report
 from tasks.check import check_folder, check_headers, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
@@ -58,7 +59,7 @@ def check_request(request: GateRequest) -> None:
         raise RequestError(what, where=str(release), remedy="Give the folder of config.json and weights.")
     if not os.access(release, os.R_OK | os.X_OK):
         raise RequestError("cannot be read", where=str(release), remedy="Change its permissions.")
-    if request.runs.resolve().is_relative_to(release.resolve()):
+    if real_path(request.runs).is_relative_to(real_path(release)):
         raise RequestError(
             "lies inside the release", where=f"--runs {request.runs}", remedy="Choose another --runs: a gate changes nothing."
         )

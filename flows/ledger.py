@@ -15,6 +15,7 @@ from flows.run_folder import make_run_folder, now, versions
 from flows.run_timeline import mark_run
 from reports.errors import RequestError
 from reports.model import CheckResult, Mark, Report
+from reports.paths import real_path
 from reports.write import ReportPaths, replace_text, write_report
 from tasks.engine.formats.readers import check_folder
 from tasks.ledger import gather_events, gather_saves
@@ -66,7 +67,7 @@ def make_ledger(request: LedgerRequest) -> Ledger:
         ReleaseError: a file cannot be read, or there is nothing to line up.
     """
     check_folder(request.root)
-    root, started, begun = request.root.resolve(), now(), perf_counter()
+    root, started, begun = real_path(request.root), now(), perf_counter()
     policy = read_retention_policy(request.policy) if request.policy is not None else RetentionPolicy()
     log = read_training_log(request.log, policy.tokens_per_step) if request.log is not None else ()
     sources = Sources(gather_saves(root), log, read_evaluations(request.evals), gather_events(request.runs, root))

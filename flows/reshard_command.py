@@ -11,6 +11,7 @@ import typer
 from flows.options import AlsoOption, AssetsOption, DropOption, FamilyOption, SourceArg, StepOption, TagOption, is_typed
 from flows.requests import split_reasons
 from reports.errors import FormatError, RequestError
+from reports.paths import real_path
 
 RanksOption = Annotated[int, typer.Option(min=1, help="megatron: ranks of this axis.")]
 VirtualOption = Annotated[int, typer.Option(min=1, help="megatron: virtual stages of each pipeline stage.")]
@@ -153,7 +154,7 @@ def write_at(to: Path, sources: tuple[Path, ...], write: Callable[[Path], object
 
     if os.path.lexists(to):
         raise RequestError("exists already", where=f"--to {to}", remedy="Nothing is ever overwritten: choose another --to.")
-    if any(to.resolve().is_relative_to(root.resolve()) for root in sources):
+    if any(real_path(to).is_relative_to(real_path(root)) for root in sources):
         raise RequestError("lies inside the checkpoint", where=f"--to {to}", remedy="Choose another --to.")
     to.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(to):

@@ -17,6 +17,7 @@ from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show
 from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import CheckResult, PastRun, Report
+from reports.paths import real_path
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
@@ -76,7 +77,7 @@ def check_request(request: DrillRequest) -> None:
     """
     for folder in (request.root, *request.also):
         check_folder(folder)
-    if request.runs.resolve().is_relative_to(request.root.resolve()):
+    if real_path(request.runs).is_relative_to(real_path(request.root)):
         raise RequestError("lies inside the run", where=f"--runs {request.runs}", remedy="Choose another --runs: a drill changes nothing.")
     for name, path in (("--goals", request.goals), ("--log", request.log)):
         if path is not None and not path.is_file():

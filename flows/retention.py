@@ -13,6 +13,7 @@ from flows.run_timeline import mark_run
 from reports.codes import finding
 from reports.errors import RequestError, name_some
 from reports.model import CheckResult, Fate, Finding, Mark, Report
+from reports.paths import real_path
 from reports.spell import spell_bytes
 from reports.write import ReportPaths, replace_text, write_report
 from tasks.claims import OWN_KIND
@@ -73,8 +74,8 @@ def retain(request: RetainRequest) -> Retained:
         ReleaseError: the root holds no save, or a file of the request is malformed.
     """
     check_folder(request.root)
-    root = request.root.resolve()
-    if request.runs.resolve().is_relative_to(root):
+    root = real_path(request.root)
+    if real_path(request.runs).is_relative_to(root):
         raise RequestError("lies inside the run", where=f"--runs {request.runs}", remedy="Choose another --runs.")
     policy = read_retention_policy(request.policy) if request.policy is not None else RetentionPolicy()
     log = read_training_log(request.log, policy.tokens_per_step) if request.log is not None else ()

@@ -9,6 +9,7 @@ from prefect.runner import Runner
 from flows.deployments import Watched, deploy, list_offers
 from flows.drill_requests import DrillRequest
 from reports.errors import RequestError
+from reports.paths import real_path
 from tasks.engine.formats.readers import check_folder
 
 
@@ -37,7 +38,7 @@ def watched_of(root: Path | None, evaluations: Path | None, assets: Path | None,
     for folder in (root, assets):
         if folder is not None:
             check_folder(folder)
-    if evaluations is not None and evaluations.resolve().is_relative_to(root.resolve()):
+    if evaluations is not None and real_path(evaluations).is_relative_to(real_path(root)):
         raise RequestError("lies inside the run", where=f"--evaluations {evaluations}", remedy="Choose a folder outside of --root.")
     return Watched(root.absolute(), evaluations.absolute() if evaluations else None, assets.absolute() if assets else None, resume)
 

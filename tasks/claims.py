@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path, PurePath
 
 from reports.model import path_of
+from reports.paths import real_path
 from tasks.drill_history import read_history
 from tasks.saves import read_pointers
 from validators.retention.evidence import Claim, SeenSave
@@ -130,7 +131,7 @@ def _being_read(folder: Path, root: Path, names: frozenset[str]) -> frozenset[st
     if not path.is_file() or not _is_locked(path):
         return frozenset()
     texts = json.loads(path.read_bytes())
-    if any(Path(text).resolve() == root for text in texts):
+    if any(real_path(Path(text)) == root for text in texts):
         return names  # a run's root is read while one of its saves is chosen
     return names & {_save_of(text, root) for text in texts}
 
@@ -146,6 +147,6 @@ def _is_locked(path: Path) -> bool:
 
 def _save_of(text: str, root: Path) -> str:
     # The folder of the root that a path is, or lies in; "" for one elsewhere. Resolved once, however many saves there are.
-    path = Path(text).resolve() if text.startswith("/") else Path()
+    path = real_path(Path(text)) if text.startswith("/") else Path()
     inside = path.relative_to(root).parts if path.is_relative_to(root) else ()
     return inside[0] if inside else ""

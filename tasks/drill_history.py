@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reports.errors import FormatError
 from reports.model import path_of, report_from_json
+from reports.paths import real_path
 from validators.drills.evidence import PastDrill
 
 HISTORY_NAME = "drills.jsonl"
@@ -27,7 +28,7 @@ def append_history(runs: Path, root: Path, past: PastDrill) -> None:
         root: the run's root that was drilled.
         past: what it found.
     """
-    line = json.dumps({"root": str(root.resolve()), **asdict(past)}, sort_keys=True) + "\n"
+    line = json.dumps({"root": str(real_path(root)), **asdict(past)}, sort_keys=True) + "\n"
     handle = os.open(runs / HISTORY_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -51,7 +52,7 @@ def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
     Raises:
         FormatError: a line is none, and is not the last one (which a killed drill may have left half-written).
     """
-    return tuple(past for where, past in _lines(runs) if root is None or where == str(root.resolve()))
+    return tuple(past for where, past in _lines(runs) if root is None or where == str(real_path(root)))
 
 
 def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
@@ -67,7 +68,7 @@ def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
     Raises:
         FormatError: a line of the history is none.
     """
-    place, found = checkpoint.resolve(), None
+    place, found = real_path(checkpoint), None
     for where, past in _lines(runs):
         read = {_save_of(Path(where), name) for name in past.drilled}
         if past.green and any(place.is_relative_to(save) for save in read):
@@ -77,7 +78,7 @@ def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
 
 def _save_of(root: Path, name: str) -> Path:
     # A drill's root is a run with a folder per save, or one save.
-    return root if root.name == name and not (root / name).is_dir() else (root / name).resolve()
+    return root if root.name == name and not (root / name).is_dir() else real_path(root / name)
 
 
 def find_export(runs: Path, root: Path) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from reports.paths import real_path
 from validators.drills.evidence import Save
 
 
@@ -29,4 +30,4 @@ def _link(folder: Path, to: Path, pattern: str) -> None:
         link = to / path.relative_to(folder)
         if path.is_file() and not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())
+            link.symlink_to(real_path(path))

@@ -11,6 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from reports.errors import FormatError
+from reports.paths import real_path
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.links import link_save
 from tasks.saves import list_saves
@@ -20,7 +21,7 @@ MAX_KEPT_NBYTES = 1_000_000  # of a truncated file
 
 
 def _truncate(link: Path) -> None:
-    target = link.resolve()
+    target = real_path(link)
     link.unlink()
     with target.open("rb") as file:
         link.write_bytes(file.read(min(target.stat().st_size // 2, MAX_KEPT_NBYTES)))

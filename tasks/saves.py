@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from reports.errors import FormatError, HostilePickleError
+from reports.paths import real_path
 from tasks.engine.formats.dcp import MODEL_ONLY
 from tasks.engine.formats.folders import list_steps, step_of
 from tasks.engine.formats.reader import CheckpointReader
@@ -219,6 +220,6 @@ def read_pointers(root: Path) -> dict[str, str]:
 
 def _read_pointer(path: Path) -> str:
     if path.is_symlink():
-        return path.resolve().name
+        return real_path(path).name
     is_text = path.is_file() and path.stat().st_size < 1000
     return path.read_text(encoding="utf-8", errors="replace").strip() if is_text else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from reports.codes import finding
 from reports.errors import name_some
 from reports.model import Finding
+from reports.paths import real_path
 from validators.expectation import Evidence
 from validators.release import INDEX_NAME, MANIFEST_NAME, STAGE_FOLDER, Release, is_bookkeeping, parse_json_object
 
@@ -156,10 +157,10 @@ def _judge_code(references: Mapping[str, str], release: Release) -> Iterator[Fin
 
 
 def _judge_links(folder: Path) -> Iterator[Finding]:
-    blobs = folder.resolve().parent.parent / "blobs"  # where the hub's cache keeps what its snapshots link to
+    blobs = real_path(folder).parent.parent / "blobs"  # where the hub's cache keeps what its snapshots link to
     for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
         name = path.relative_to(folder).as_posix()
         if not path.exists():
             yield finding("files.link-broken", name, expected="a file", found=f"a link to {path.readlink()}, which is not there")
-        elif not path.resolve().is_relative_to(folder.resolve()) and path.resolve().parent != blobs:
+        elif not real_path(path).is_relative_to(real_path(folder)) and real_path(path).parent != blobs:
             yield finding("files.link-outside", name, expected="a file of the folder", found=f"a link to {path.readlink()}")

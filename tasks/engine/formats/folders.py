@@ -1,5 +1,6 @@
 """What lies in checkpoint folders: files found over several roots, checked before anything long starts, and a digest over them."""
 
+import errno
 import hashlib
 import os
 import re
@@ -92,9 +93,18 @@ def list_names(folder: Path) -> list[str]:
     """
     try:
         with os.scandir(folder) as entries:
-            return sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)
+            return sorted(f"{entry.name}/" if _is_folder(entry) else entry.name for entry in entries)
     except OSError as error:
         raise unreadable(folder, error) from error
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # a link that leads to itself leads nowhere
 
 
 def find_files(source: Source, inner: str, needed: Mapping[str, int], ranks: re.Pattern[str] | None = None) -> dict[str, FoundFile]:

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tasks.claims import find_claims, find_pointed
+from tasks.saves import list_saves
 from tasks.sight import see_saves
 from tests.builders.many_saves import make_saves, report_on
 from validators.retention.evidence import SeenSave
@@ -70,3 +71,10 @@ def test_claims_of_many_reports_do_not_take_time_for_every_save(tmp_path):
     claims = find_claims(tmp_path / "runs", tmp_path / "run", saves)
     assert time.process_time() - begun < 3
     assert [claim.name for claim in claims] == [f"step-{number}" for number in range(30)]
+
+
+def test_links_that_lead_to_themselves_name_nothing_and_stop_nothing(root):
+    (root / "latest").symlink_to("latest")
+    (root / "step-60").symlink_to("step-60")
+    assert _named(root) == {}
+    assert [save.name for save in list_saves(root).saves if save.cause] == ["step-60"]
