@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
-from flows.requests import refuse_unprintable
 from flows.run_folder import make_run_folder, now, versions
 from flows.run_timeline import mark_run
+from flows.training_run import TrainingRunRequest
 from reports.errors import RequestError
 from reports.model import CheckResult, Mark, Report
 from reports.paths import real_path
@@ -23,25 +23,17 @@ from validators.retention.evaluations import read_evaluations
 from validators.retention.evidence import Pin
 from validators.retention.ledger import LedgerRow, Sources, find_gaps, judge_ledger, line_up
 from validators.retention.pins import propose_pins, spikes_of, switches_of
-from validators.retention.policy import RetentionPolicy, read_retention_policy
-from validators.retention.training_log import read_training_log
+from validators.retention.policy import RetentionPolicy
 
 KIND = "ledger"
 COLUMNS = ("step", "tokens", "saves", "loss", "data", "evaluations", "exports", "drills")
 
 
-class LedgerRequest(BaseModel):
+class LedgerRequest(TrainingRunRequest):
     """One ledger of a training run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    root: Path = Field(description="The training run's root, with a folder per save.")
-    log: Path | None = Field(None, description="The trainer's log: JSON lines, trainer_state.json or CSV.")
-    evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them.")
     policy: Path | None = Field(None, description="The retention policy: tokens_per_step, and what counts as a spike.")
-    runs: Path = Field(Path("runs"), description="Where run folders and the history of drills are.")
-
-    _paths = field_validator("root", "log", "evals", "policy", "runs")(refuse_unprintable)
+    evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ def make_ledger(request: LedgerRequest) -> Ledger:
     """
     check_folder(request.root)
     root, started, begun = real_path(request.root), now(), perf_counter()
-    policy = read_retention_policy(request.policy) if request.policy is not None else RetentionPolicy()
-    log = read_training_log(request.log, policy.tokens_per_step) if request.log is not None else ()
+    policy = request.read_policy()
+    log = request.read_log(policy)
     sources = Sources(gather_saves(root), log, read_evaluations(request.evals), gather_events(request.runs, root))
     rows, pins = line_up(sources, policy.tokens_per_step), propose_pins(log, policy)
     if not rows:

@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from time import perf_counter
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
-from flows.requests import refuse_unprintable
 from flows.run_folder import make_run_folder, now, versions
 from flows.run_timeline import mark_run
+from flows.training_run import TrainingRunRequest
 from reports.codes import finding
 from reports.errors import RequestError, name_some
 from reports.model import CheckResult, Fate, Finding, Mark, Report
@@ -23,26 +22,15 @@ from tasks.retain import Planned, apply_plan, plan_root
 from validators.retention.evaluations import read_evaluations
 from validators.retention.evidence import Decision
 from validators.retention.plan import spell_excess
-from validators.retention.policy import RetentionPolicy, read_retention_policy
-from validators.retention.training_log import read_training_log
+from validators.retention.policy import RetentionPolicy
 
 # What becomes of a save → how a page says so
 BECOMES = {"keep": "kept", "go": "goes", "thin": "weights only"}
 DONE = {"keep": "kept", "go": "gone", "thin": "weights only"}
 
 
-class PlanRequest(BaseModel):
+class PlanRequest(TrainingRunRequest):
     """One plan of what is kept of a training run's saves."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    root: Path = Field(description="The training run's root, with a folder per save.")
-    policy: Path | None = Field(None, description="YAML of what to keep. Default: the last three saves.")
-    log: Path | None = Field(None, description="The trainer's log: JSON lines, trainer_state.json or CSV.")
-    evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them; their saves stay.")
-    runs: Path = Field(Path("runs"), description="Where run folders and the history of drills are.")
-
-    _paths = field_validator("root", "policy", "log", "evals", "runs")(refuse_unprintable)
 
 
 class RetainRequest(PlanRequest):
@@ -77,8 +65,8 @@ def retain(request: RetainRequest) -> Retained:
     root = real_path(request.root)
     if real_path(request.runs).is_relative_to(root):
         raise RequestError("lies inside the run", where=f"--runs {request.runs}", remedy="Choose another --runs.")
-    policy = read_retention_policy(request.policy) if request.policy is not None else RetentionPolicy()
-    log = read_training_log(request.log, policy.tokens_per_step) if request.log is not None else ()
+    policy = request.read_policy()
+    log = request.read_log(policy)
     if policy.every_tokens and not (policy.tokens_per_step or any(line.consumed for line in log)):
         raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
     started, begun = now(), perf_counter()
