@@ -33,7 +33,7 @@ from tasks.engine.writing.sidecars import Lineage
 from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
 from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
 from tasks.load_shards import load_shards
-from tasks.publish import publish
+from tasks.publish import digest_stage, publish, read_listed
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from tasks.threads import one_torch_thread
@@ -157,7 +157,7 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
     gathered = Gathered(prepared, judged, compared, measured)
     outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
     if request.approve and outcome.verdict.green:
-        gathered = _ask(request, run, gathered, outcome)
+        gathered = _ask(request, run, gathered, outcome, stage)
         outcome = _report(request, run, gathered, notes=(_UNFINISHED,))
     if not outcome.verdict.green:
         kept = stage.folder if request.keep_stage else None
@@ -168,10 +168,14 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
     return _report(request, run, gathered)
 
 
-def _ask(request: ExportRequest, run: Run, gathered: Gathered, outcome: Outcome) -> Gathered:
+def _ask(request: ExportRequest, run: Run, gathered: Gathered, outcome: Outcome, stage: Stage) -> Gathered:
+    checked, found = read_listed(stage.folder), {}
     answer = run.phase("approval", lambda: ASKING.get()(outcome, request.approve_within))
     run.notes.append(f"Asked whether to publish: {answer.decision}, {answer.told}.")
-    judged = Judged((*gathered.judged.results, judge_approval(answer, str(request.to))))
+    if answer.decision == "approve":
+        nbytes = gathered.prepared.planned.nbytes
+        found = run.phase("hold again", lambda: run.runner.call(digest_stage, stage.folder, request.workers), nbytes_read=nbytes)
+    judged = Judged((*gathered.judged.results, judge_approval(answer, str(request.to), checked, found)))
     return replace(gathered, judged=judged)
 
 

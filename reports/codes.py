@@ -323,6 +323,10 @@ _POLICY: dict[str, Code] = {
 }
 
 _APPROVAL: dict[str, Code] = {
+    "approval.changed": Code(
+        "while somebody was asked, files that were checked were changed, added or lost",
+        "Find out what writes into the staging folder beside the destination, and export again.",
+    ),
     "approval.rejected": Code("a person said that this is not to be published", "Mend what they name, and export again."),
     "approval.unanswered": Code("nobody answered in time whether this may be published", "Export again, and answer the form."),
 }

@@ -1,5 +1,6 @@
 """A person's word before a release is published, as a check: nothing but a plain yes passes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,20 +25,27 @@ class Answer:
         return f"{self.by.strip() or 'somebody who gave no name'}: {self.reason.strip() or 'no reason given'}"
 
 
-def judge_approval(answer: Answer, subject: str) -> CheckResult:
-    """Return an answer as a check's result.
+def judge_approval(answer: Answer, subject: str, checked: Mapping[str, str], found: Mapping[str, str]) -> CheckResult:
+    """Return an answer as a check's result. A yes is to what was checked: a question may stand for a day.
 
     Args:
         answer: what was answered.
         subject: what would be published.
+        checked: sha256 by file name, of what was checked before somebody was asked.
+        found: the same of what lies there after a yes; of no account otherwise.
 
     Returns:
-        Passed only when the answer is `approve`.
+        Passed only when the answer is `approve`, and nothing was changed, added or lost while it was awaited.
     """
     if answer.decision == "approve":
-        return CheckResult(APPROVAL, "passed", examined=1)
+        changed = tuple(
+            finding("approval.changed", name, expected=f"sha256 {checked.get(name, 'none')}", found=f"sha256 {found.get(name, 'none')}")
+            for name in sorted({*checked, *found})
+            if checked.get(name) != found.get(name)
+        )
+        return CheckResult(APPROVAL, "failed" if changed else "passed", changed, examined=1 + len(checked))
     if answer.decision == "reject":
-        found = finding("approval.rejected", subject, expected="approve", found=f"reject, by {answer.told}")
+        said = finding("approval.rejected", subject, expected="approve", found=f"reject, by {answer.told}")
     else:
-        found = finding("approval.unanswered", subject, expected="approve", found=f"no answer in {answer.seconds:,} s")
-    return CheckResult(APPROVAL, "failed", (found,), examined=1)
+        said = finding("approval.unanswered", subject, expected="approve", found=f"no answer in {answer.seconds:,} s")
+    return CheckResult(APPROVAL, "failed", (said,), examined=1)

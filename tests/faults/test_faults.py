@@ -10,7 +10,7 @@ from tests.faults.planted import FAULTS
 from tests.faults.planting import judge, plant_and_gather
 
 # tests/integration/test_prove.py and test_approval.py, test_faults_in_checkpoints.py, test_faults_in_retention.py
-ELSEWHERE = {"sensitivity.missed", "approval.rejected", "approval.unanswered", *DRILL_CODES, *RETENTION_CODES}
+ELSEWHERE = {"sensitivity.missed", "approval.changed", "approval.rejected", "approval.unanswered", *DRILL_CODES, *RETENTION_CODES}
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])

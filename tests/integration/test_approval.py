@@ -74,6 +74,43 @@ def test_anything_else_leaves_nothing_behind(source, base, answering, answer, co
     assert [word in f.found for f in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda stage: _flip_last_bit(stage / "model.safetensors"), "model.safetensors"),
+        (lambda stage: (stage / "extra.bin").write_bytes(b"x"), "extra.bin"),
+        (lambda stage: (stage / "README.md").unlink(), "README.md"),
+        (lambda stage: _replace_by_link(stage / "model.safetensors"), "model.safetensors"),
+    ],
+)
+def test_a_yes_is_to_what_was_checked(source, base, change, named):
+    def answer(_outcome, _seconds):
+        (stage,) = base.glob(".out.shardwright-*/")
+        change(stage)
+        return Answer("approve", "Ada")
+
+    before = ASKING.get()
+    ASKING.set(answer)
+    try:
+        with pytest.raises(NotPublishedError) as red:
+            run_export(ExportRequest(**request_for(source, base, approve=True)), PlainRunner(), Silent())
+    finally:
+        ASKING.set(before)
+    assert beside(base) == set()
+    found = [f for r in red.value.outcome.report.results for f in r.findings]
+    assert [(f.code, f.where) for f in found] == [("approval.changed", named)]
+
+
+def _flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _replace_by_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.parents[2] / "moved.safetensors"))
+
+
 def test_nobody_is_asked_about_what_the_checks_refuse(source, base, answering):
     asked = answering(Answer("approve"))
     damaged = source / "model-00001-of-00002.safetensors"
