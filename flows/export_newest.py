@@ -6,7 +6,7 @@ Each step gets a folder of its own; one that is there already is left alone, so 
 from pathlib import Path
 from typing import Literal
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from flows.export import check_request, run_export
@@ -62,7 +62,9 @@ def export_newest(request: NewestRequest) -> str:
         raise FormatError("is no numbered step", where=str(request.root), remedy="Give the run's root, with a folder per step.")
     to = request.into / f"step-{step}"
     if (to / MARKER_NAME).is_file():
-        return f"step {step} is exported already: {to}"
+        told = f"step {step} is exported already: {to}"
+        get_run_logger().info(told)
+        return told
     request.into.mkdir(parents=True, exist_ok=True)
     wanted = request.model_dump(exclude={"root", "into"}) | {"source": request.root, "to": to, "step": step}
     asked = ExportRequest.model_validate(wanted)

@@ -48,6 +48,7 @@ def test_the_newest_checkpoint_is_exported_once(served):
     before = {path: path.stat().st_mtime_ns for path in (served.place / "evaluations").rglob("*")}
     second = served.run("export%20newest/evaluation")
     assert second["state_type"] == "COMPLETED"
+    assert f"step 3 is exported already: {served.place / 'evaluations/step-3'}" in served.logs(second, "exported already")
     assert {path: path.stat().st_mtime_ns for path in (served.place / "evaluations").rglob("*")} == before
     assert len(list((served.place / "runs").glob("export-*"))) == 1
 
