@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from flows.requests import Size, refuse_unprintable
+from flows.requests import Size, refuse_unfit
 
 
 class DrillRequest(BaseModel):
@@ -30,7 +30,7 @@ class DrillRequest(BaseModel):
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports, the history and the records go.")
 
-    _paths = field_validator("root", "also", "goals", "log", "junit", "runs")(refuse_unprintable)
+    _paths = field_validator("root", "also", "goals", "log", "junit", "runs", mode="before")(refuse_unfit)
 
     @model_validator(mode="after")
     def _resume_is_d3(self) -> "DrillRequest":

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from flows.export import check_request, run_export
 from flows.hooks import remove_what_is_staged, say_how_to_go_on
-from flows.requests import ExportRequest, Size, refuse_unprintable
+from flows.requests import ExportRequest, Size, refuse_unfit
 from flows.run import PrefectRunner, show_ended
 from reports.errors import FormatError
 from tasks.artifacts import ProgressArtifact
@@ -33,7 +33,7 @@ class NewestRequest(BaseModel):
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("root", "into", "assets", "runs")(refuse_unprintable)
+    _paths = field_validator("root", "into", "assets", "runs", mode="before")(refuse_unfit)
 
 
 @flow(

@@ -62,20 +62,22 @@ def split_reasons(texts: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(_split_reason(text) for text in texts)
 
 
-def refuse_unprintable(value: Path | list[Path] | None) -> Path | list[Path] | None:
-    """Return paths that a report can show.
+def refuse_unfit(value: object) -> object:
+    """Return paths as they were given, if they name something and a report can show them.
 
     Args:
-        value: what was given.
+        value: a path, a list of them, or what the field's type refuses.
 
     Returns:
         The same.
 
     Raises:
-        ValueError: a control character, or one outside every encoding.
+        ValueError: an empty text, which would be the working directory; a control character, or one outside every encoding.
     """
     for path in value if isinstance(value, list) else [value]:
-        if path is not None and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
+        if isinstance(path, str) and not path.strip():
+            raise ValueError("is empty; name a path, or leave it out where it may be")
+        if isinstance(path, (str, Path)) and any(unicodedata.category(sign) in ("Cc", "Cs") for sign in str(path)):
             raise ValueError(f"{str(path)!r} holds what no report can show; rename it, or give a link to it")
     return value
 
@@ -120,9 +122,9 @@ class GateRequest(BaseModel):
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs")(
-        refuse_unprintable
-    )
+    _paths = field_validator(
+        *("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs"), mode="before"
+    )(refuse_unfit)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property
@@ -174,7 +176,7 @@ class ExportRequest(BaseModel):
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
     runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
 
-    _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also")(refuse_unprintable)
+    _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also", mode="before")(refuse_unfit)
     _reasons = field_validator("drop", "skip")(_has_reason)
 
     @property

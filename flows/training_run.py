@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from flows.requests import refuse_unprintable
+from flows.requests import refuse_unfit
 from validators.retention.policy import RetentionPolicy, read_retention_policy
 from validators.retention.training_log import LogLine, read_training_log
 
@@ -20,7 +20,7 @@ class TrainingRunRequest(BaseModel):
     evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them; their saves stay.")
     runs: Path = Field(Path("runs"), description="Where run folders and the history of drills are.")
 
-    _paths = field_validator("root", "policy", "log", "evals", "runs")(refuse_unprintable)
+    _paths = field_validator("root", "policy", "log", "evals", "runs", mode="before")(refuse_unfit)
 
     def read_policy(self) -> RetentionPolicy:
         """Return the owner's policy.

@@ -94,3 +94,10 @@ def test_a_path_that_no_report_can_show_is_refused(field, name, tmp_path):
     path = tmp_path / name
     with pytest.raises(ValidationError, match="holds what no report can show"):
         ask(**{"to": tmp_path / "out", field: [path] if field == "also" else path})
+
+
+@pytest.mark.parametrize("field", ["source", "to", "assets", "golden", "runs", "also"])
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_field_is_not_the_working_directory(field, text, tmp_path):
+    with pytest.raises(ValidationError, match="is empty"):
+        ask(**{"to": tmp_path / "out", field: [text] if field == "also" else text})

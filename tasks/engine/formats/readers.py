@@ -58,7 +58,8 @@ def open_checkpoint(path: Path, *, also: Sequence[Path] = (), step: int | None =
     named = tag or (_tag_of_step(path, steps[step]) if step in steps else "")
     found = step_of(path.absolute())
     if step is not None and not named and found != step:
-        raise FormatError(f"is {'no numbered step' if found is None else f'step {found}'}, not step {step}", where=str(path))
+        told = f"is step {found}, not step {step}" if found is not None else f"holds no numbered step, and step {step} was asked for"
+        raise FormatError(told, where=str(path), remedy="Leave the step out, or name another source.")
     return _recognise(path, tag)(Source(path, tuple(also), tag=named))
 
 
