@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.server import QUIET, is_configured
+from flows.server import QUIET, ask_health, is_configured
 from reports.errors import RequestError, ServerError
 
 HOST = "127.0.0.1"
@@ -35,11 +35,12 @@ def lasting_server(port: int) -> Iterator[str]:
 
     Raises:
         RequestError: the port is taken.
-        ServerError: the server ended, or did not answer in time.
+        ServerError: the server ended, or did not answer in time; the user's own one does not answer.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if is_configured():
+        ask_health()
         yield os.environ.get("PREFECT_UI_URL") or os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
         return
     _refuse_taken(port)

@@ -113,7 +113,7 @@ def await_prefect(timeout_seconds: float = START_SECONDS) -> None:
             server cannot be reached.
     """
     if not _running:
-        _ask_health()
+        ask_health()
     for server in _running:
         if not server.is_ready:
             for module in _FIRST_FLOW:
@@ -160,6 +160,27 @@ def has_terminal_to_ask() -> bool:
         remedy = "Run it at a terminal, from the page of shardwright serve, or without --approve."
         raise RequestError("has nobody to ask: standard input is no terminal", where="--approve", remedy=remedy)
     return False
+
+
+def ask_health() -> None:
+    """Ask the user's own server whether it answers.
+
+    Raises:
+        ServerError: it does not; the message names it.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    if not PREFECT_API_URL.value():  # asking would make Prefect start a server of its own
+        raise ServerError("no Prefect server is prepared.", remedy="Call prepare_prefect() first.")
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        raise ServerError(
+            f"the Prefect server does not answer ({type(error).__name__}: {error}).",
+            where=str(PREFECT_API_URL.value()),
+            remedy="Start it, correct PREFECT_API_URL, or unset it to use the embedded server.",
+        )
 
 
 def is_configured() -> bool:
@@ -245,22 +266,6 @@ def _await_ready(server: _Server, timeout_seconds: float) -> None:
             f"the embedded Prefect server {what}. Its last words: {tail or 'none'}.",
             where=os.environ.get("PREFECT_HOME") or "~/.prefect",
             remedy="Try again, set PREFECT_HOME to a folder on a local disk, or name a running server in PREFECT_API_URL.",
-        )
-
-
-def _ask_health() -> None:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL
-
-    if not PREFECT_API_URL.value():  # asking would make Prefect start a server of its own
-        raise ServerError("no Prefect server is prepared.", remedy="Call prepare_prefect() first.")
-    with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-    if error is not None:
-        raise ServerError(
-            f"the Prefect server does not answer ({type(error).__name__}: {error}).",
-            where=str(PREFECT_API_URL.value()),
-            remedy="Start it, correct PREFECT_API_URL, or unset it to use the embedded server.",
         )
 
 

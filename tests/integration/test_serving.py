@@ -1,5 +1,8 @@
 """`shardwright serve`, for real: its server answers, what it offers runs when asked, and it leaves nothing behind when told to stop."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import httpx
@@ -138,3 +141,13 @@ def test_work_pools_are_offered_what_serve_offers(tmp_path):
     assert {(one["entrypoint"], one["name"], one.get("concurrency_limit", {}).get("limit")) for one in stored} == named
     crons = {offer.name: offer.cron for offer in offers if offer.cron}
     assert {one["name"]: one["schedules"][0]["cron"] for one in stored if "schedules" in one} == crons
+
+
+def test_a_configured_server_that_does_not_answer_is_named(tmp_path):
+    url = "http://127.0.0.1:9/api"
+    environment = {**os.environ, "PREFECT_API_URL": url, "PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "flows.cli", "serve", "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"shardwright: {url}: the Prefect server does not answer (")
+    assert "Traceback" not in done.stderr
