@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from tasks.engine.planning.plan import plan_to_json
-from tasks.engine.planning.planner import PlanRequest
 from tasks.engine.writing.execute import Verify
 from tasks.measure import measure
 from tests.benchmarks.checkpoint import make
@@ -22,7 +21,7 @@ from tests.benchmarks.rounds import (
     ONE_FILE,
     WORKERS,
     Measured,
-    choose,
+    ask_for,
     export_files,
     print_table,
     read_arguments,
@@ -30,7 +29,7 @@ from tests.benchmarks.rounds import (
     run_export,
     run_process,
     run_rounds,
-    timed,
+    start_clocks,
 )
 
 LIMITS = {  # measure: allowed ratio to cp
@@ -58,25 +57,19 @@ class Bench:
         self.peer_source, self.plan, self.names = folder / "dcp_hf", folder / "plan.json", folder / "names.json"
         self.files = sorted(self.source.iterdir())
         self.total = sum(path.stat().st_size for path in self.files)
-        self._config = json.loads((self.assets / "config.json").read_text())
 
     def execute(self, max_file_bytes: int, verify: Verify) -> Measured:
         """Plan and execute, in this process."""
-
-        def ask() -> PlanRequest:
-            choice = choose(self._config)
-            return PlanRequest(choice.family, choice.dims, choice.expected, max_file_bytes=max_file_bytes)
-
-        measured, plan = export_files(self.source, self.out, ask, verify)
+        measured, plan = export_files(self.source, self.out, lambda: ask_for(self.assets, max_file_bytes), verify)
         self.plan.write_text(plan_to_json(plan))
         return measured
 
     def checks(self) -> Measured:
         """Every check of values: the release re-read, measured, and held against the second path."""
         self.execute(GB, Verify.NONE)
-        with timed() as measured:
-            found = measure(self.out, plan_path=self.plan, source_roots=(self.source,), workers=WORKERS)
-            taken = measured()
+        measured = start_clocks()
+        found = measure(self.out, plan_path=self.plan, source_roots=(self.source,), workers=WORKERS)
+        taken = measured()
         assert found.witness.heard
         assert int(found.values["differing"].sum()) == 0
         return taken

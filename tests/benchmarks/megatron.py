@@ -17,13 +17,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tasks.engine.planning.planner import PlanRequest
 from tasks.engine.writing.execute import Verify
 from tests.benchmarks.rounds import (
     GB,
     ONE_FILE,
     Measured,
-    choose,
+    ask_for,
     export_files,
     print_table,
     read_arguments,
@@ -56,19 +55,21 @@ class Bench:
     """The measures."""
 
     def __init__(self, folder: Path) -> None:
-        self.source, self.assets, self.out, self.is_proven = folder / "ckpt", folder / "hf", folder / "out", folder / "proven"
-        self.config = json.loads((self.assets / "config.json").read_text())
-        self.files = sorted(self.source.glob("*/*.pt"))
-        self.total = sum(path.stat().st_size for path in self.files)
+        self.source, self.assets, self.out, self.proven = folder / "ckpt", folder / "hf", folder / "out", folder / "proven"
+
+    @property
+    def files(self) -> list[Path]:
+        """The save's."""
+        return sorted(self.source.glob("*/*.pt"))
+
+    @property
+    def total(self) -> int:
+        """Their bytes."""
+        return sum(path.stat().st_size for path in self.files)
 
     def execute(self, max_file_bytes: int, verify: Verify) -> Measured:
         """Plan and execute, in this process."""
-
-        def ask() -> PlanRequest:
-            choice = choose(self.config)
-            return PlanRequest(choice.family, choice.dims, choice.expected, max_file_bytes=max_file_bytes)
-
-        return export_files(self.source, self.out, ask, verify)[0]
+        return export_files(self.source, self.out, lambda: ask_for(self.assets, max_file_bytes), verify)[0]
 
     def prove(self) -> None:
         """Hold what is written against the model's published weights."""
@@ -80,7 +81,7 @@ class Bench:
         expected = published(model_of(self.total))
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name].view(torch.int16), expected[name].view(torch.int16)) for name in expected)
-        self.is_proven.touch()
+        self.proven.touch()
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
@@ -92,14 +93,14 @@ def main() -> None:
     args = read_arguments(__doc__, gb=2.5, extend=_extend)
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
+        bench = Bench(folder)
         if args.make:
             make(folder, int(args.gb * GB))
-            Bench(folder).prove()
+            bench.prove()
             return
-        if not (folder / "proven").exists():  # in a process of its own, which keeps its memory out of the rows
+        if not bench.proven.exists():  # in a process of its own, which keeps its memory out of the rows
             command = ["-m", "tests.benchmarks.megatron", "--folder", str(folder), "--gb", str(args.gb), "--make"]
             subprocess.run([sys.executable, *command], check=True)
-        bench = Bench(folder)
         measures = {
             "cp": lambda: run_cp(bench.source, bench.out),
             "move only, 1 GB files": lambda: bench.execute(GB, Verify.NONE),

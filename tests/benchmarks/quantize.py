@@ -5,13 +5,11 @@
 Medians of interleaved rounds, as tests.benchmarks.rounds runs them. Peak memory is allowed 1.2 GiB.
 """
 
-import json
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from tasks.engine.encodings.encodings import ENCODINGS
-from tasks.engine.planning.planner import PlanRequest
 from tasks.engine.planning.quantize import QuantizeRule
 from tests.benchmarks.checkpoint import make
 from tests.benchmarks.rounds import (
@@ -19,7 +17,7 @@ from tests.benchmarks.rounds import (
     ONE_FILE,
     Measure,
     Measured,
-    choose,
+    ask_for,
     export_files,
     print_table,
     read_arguments,
@@ -33,13 +31,8 @@ LIMITS = {"fp8": 6.0, "fp8-block": 6.0, "int8": 6.0, "int8-w8a8": 6.0, "int4": 1
 
 def write(folder: Path, encoding: str, max_file_bytes: int) -> Measured:
     """Plan and execute, in this process."""
-
-    def ask() -> PlanRequest:
-        choice = choose(json.loads((folder / "hf/config.json").read_text()))
-        rules = (QuantizeRule("*", encoding),)
-        return PlanRequest(choice.family, choice.dims, choice.expected, max_file_bytes=max_file_bytes, quantize=rules)
-
-    return export_files(folder / "dcp", folder / "out", ask)[0]
+    rules = (QuantizeRule("*", encoding),)
+    return export_files(folder / "dcp", folder / "out", lambda: ask_for(folder / "hf", max_file_bytes, rules))[0]
 
 
 def main() -> None:

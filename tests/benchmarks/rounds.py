@@ -6,6 +6,7 @@ which other load disturbs less.
 """
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -16,12 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.planning.choose import Choice, choose_family
+from tasks.engine.planning.choose import choose_family
 from tasks.engine.planning.plan import ExportPlan
 from tasks.engine.planning.planner import PlanRequest, make_plan
+from tasks.engine.planning.quantize import QuantizeRule
 from tasks.engine.writing.execute import Verify, execute_file, verify_shared
 from tasks.engine.writing.source_bytes import SourceBytes
 from tasks.threads import one_torch_thread
@@ -110,11 +112,10 @@ def print_table(found: Mapping[str, list[Measured]], limits: Mapping[str, float]
         print(f"{row}{min(run.seconds for run in runs):>8.2f}" + (f"{peak:>9.0f}" if peak else ""))
 
 
-@contextmanager
-def timed() -> Iterator[Callable[[], Measured]]:
-    """Start the clocks of this process; the function inside reads them."""
+def start_clocks() -> Measure:
+    """Start the clocks of this process; what is returned reads them."""
     begun, used = time.perf_counter(), time.process_time()
-    yield lambda: Measured(time.perf_counter() - begun, time.process_time() - used)
+    return lambda: Measured(time.perf_counter() - begun, time.process_time() - used)
 
 
 def run_process(*command: str | Path) -> Measured:
@@ -145,9 +146,10 @@ def run_export(source: Path, assets: Path, out: Path, *options: str) -> Measured
     return run_process(sys.executable, "-m", "flows.cli", "export", source, "--assets", assets, "--to", out / "release", *fixed, *options)
 
 
-def choose(config: Mapping[str, object]) -> Choice:
-    """Return the family of a benchmark's model, which is always known."""
-    return choose_family("auto", config, keep_tied_head=False, describe=_never)
+def ask_for(assets: Path, max_file_bytes: int, quantize: tuple[QuantizeRule, ...] = ()) -> PlanRequest:
+    """Return what a benchmark asks a plan for; its model's family is always known."""
+    choice = choose_family("auto", json.loads((assets / "config.json").read_text()), keep_tied_head=False, describe=_never)
+    return PlanRequest(choice.family, choice.dims, choice.expected, max_file_bytes=max_file_bytes, quantize=quantize)
 
 
 def export_files(checkpoint: Path, out: Path, ask: Callable[[], PlanRequest], verify: Verify = Verify.FULL) -> tuple[Measured, ExportPlan]:
@@ -159,17 +161,17 @@ def export_files(checkpoint: Path, out: Path, ask: Callable[[], PlanRequest], ve
         ask: says what to write; timed too.
         verify: whether to digest and check on the way.
     """
-    with timed() as measured:
-        reader = open_checkpoint(checkpoint)
-        catalog = reader.catalog()
-        plan = make_plan(catalog, ask())
-        source = SourceBytes(reader, catalog)
-        helped = len(plan.files) < WORKERS
-        with one_torch_thread(), ThreadPoolExecutor(WORKERS) as pool:
-            records = pool.map(lambda f: execute_file(f, source, out / f.name, verify=verify, with_helper=helped), plan.files)
-            verify_shared(plan.files, tuple(records), source)
-        source.files.close()
-        return measured(), plan
+    measured = start_clocks()
+    reader = open_checkpoint(checkpoint)
+    catalog = reader.catalog()
+    plan = make_plan(catalog, ask())
+    source = SourceBytes(reader, catalog)
+    helped = len(plan.files) < WORKERS
+    with one_torch_thread(), ThreadPoolExecutor(WORKERS) as pool:
+        records = pool.map(lambda f: execute_file(f, source, out / f.name, verify=verify, with_helper=helped), plan.files)
+        verify_shared(plan.files, tuple(records), source)
+    source.files.close()
+    return measured(), plan
 
 
 @contextmanager
@@ -186,5 +188,5 @@ def _prepared(out: Path, inputs: Iterable[Path]) -> Iterator[None]:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _never(_: object) -> object:
+def _never(_: object) -> NoReturn:
     raise AssertionError("the benchmark's model has a family")
