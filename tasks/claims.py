@@ -88,6 +88,20 @@ def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozense
     return frozenset(save.name for save in saves if save.name in until and save.saved_at < until[save.name])
 
 
+def save_of(path: Path, root: Path) -> str:
+    """Return which folder of a run's root a path is, or lies in. The path is resolved once, however many saves there are.
+
+    Args:
+        path: as a report or a link says it.
+        root: the training run's root, resolved.
+
+    Returns:
+        The folder's name; "" for the root itself, a relative path and one elsewhere.
+    """
+    real = real_path(path)
+    return real.relative_to(root).parts[0] if path.is_absolute() and real != root and real.is_relative_to(root) else ""
+
+
 def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     # `latest` says a folder's name, Megatron's tracker a step.
     for pointer, named in read_pointers(root).items():
@@ -97,7 +111,7 @@ def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
 def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     names = {save.name for save in saves}
     for link in sorted(entry.name for entry in os.scandir(root) if entry.is_symlink()):
-        name = _save_of(str(root / link), root)
+        name = save_of(root / link, root)
         if name in names:
             yield Claim(name, f"the link {link} leads to it")
 
@@ -123,17 +137,17 @@ def _reported(folder: Path, root: Path, names: frozenset[str]) -> list[str]:
         kind, said = report["kind"], (report["source"], report["subject"])
     except (OSError, ValueError, KeyError, TypeError):
         return []  # no report, or one of another version
-    return [] if kind == OWN_KIND else sorted({_save_of(path_of(str(text)), root) for text in said} & names)
+    return [] if kind == OWN_KIND else sorted({save_of(Path(path_of(str(text))), root) for text in said} & names)
 
 
 def _being_read(folder: Path, root: Path, names: frozenset[str]) -> frozenset[str]:
     path = folder / READING_NAME
     if not path.is_file() or not _is_locked(path):
         return frozenset()
-    texts = json.loads(path.read_bytes())
-    if any(real_path(Path(text)) == root for text in texts):
+    paths = [Path(text) for text in json.loads(path.read_bytes())]
+    if any(real_path(path) == root for path in paths):
         return names  # a run's root is read while one of its saves is chosen
-    return names & {_save_of(text, root) for text in texts}
+    return names & {save_of(path, root) for path in paths}
 
 
 def _is_locked(path: Path) -> bool:
@@ -143,10 +157,3 @@ def _is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _save_of(text: str, root: Path) -> str:
-    # The folder of the root that a path is, or lies in; "" for one elsewhere. Resolved once, however many saves there are.
-    path = real_path(Path(text)) if text.startswith("/") else Path()
-    inside = path.relative_to(root).parts if path.is_relative_to(root) else ()
-    return inside[0] if inside else ""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from reports.errors import FormatError, HostilePickleError
 from reports.model import path_of, report_from_json
-from reports.paths import real_path
+from tasks.claims import save_of
 from tasks.drill_history import read_history
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
@@ -73,9 +73,7 @@ def _reported(runs: Path, root: Path) -> Iterator[Event]:
             report = report_from_json(path.read_text(encoding="utf-8"))
         except ValueError:  # of another version; it says nothing to this one
             continue
-        source = Path(path_of(report.source))
-        if report.kind in _KINDS and source.is_absolute() and real_path(source).is_relative_to(root):
-            inside = real_path(source).relative_to(root).parts
-            step = step_of(root / inside[0]) if inside else None
-            if step is not None:
-                yield Event(report.kind, report.run_id, step, report.verdict().green)
+        name = save_of(Path(path_of(report.source)), root) if report.kind in _KINDS else ""
+        step = step_of(root / name) if name else None
+        if step is not None:
+            yield Event(report.kind, report.run_id, step, report.verdict().green)
