@@ -2,13 +2,13 @@
 
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from reports.errors import ShapeError, name_some
+from tasks.digests import digest_all
 from tasks.engine.planning.choose import NONE, choose_family
 from tasks.forward import ForwardError
 from tasks.handover import Compared, Described
@@ -17,7 +17,7 @@ from tasks.reshard import describe_unknown
 from validators.check import has_tokenizer
 from validators.expectation import Expectation, expectation_from_json, expectation_to_json
 from validators.quantized_names import expect_stored
-from validators.release import Release, open_release, sha256_of
+from validators.release import Release, open_release
 from validators.shapes import whole_tensors
 
 # Classes with a head over the vocabulary; others hold other names.
@@ -86,9 +86,7 @@ def digest_files(folder: Path, workers: int) -> dict[str, str]:
     Returns:
         sha256 in hex, by file name.
     """
-    names = [file.name for file in open_release(folder).files]
-    with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(names, pool.map(lambda name: sha256_of(folder / name), names), strict=True))
+    return digest_all(folder, (file.name for file in open_release(folder).files), workers)
 
 
 @task(name="compare recorded logits", cache_policy=NO_CACHE)

@@ -1,14 +1,15 @@
 """Publish a stage: fsync, marker, atomic rename. A plain task: Prefect's transactions swallow what goes wrong on commit."""
 
+import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.digests import digest_all
 from tasks.engine.writing.stage import Stage
-from validators.release import MANIFEST_NAME, STAGE_FOLDER, sha256_of
+from validators.release import MANIFEST_NAME, STAGE_FOLDER
 
 NO_FILE = "no plain file"
 
@@ -39,7 +40,7 @@ def read_listed(folder: Path) -> dict[str, str]:
     """
     manifest = (folder / MANIFEST_NAME).read_bytes()
     listed = {name: entry["sha256"] for name, entry in json.loads(manifest)["files"].items()}
-    return {**listed, MANIFEST_NAME: sha256_of(folder / MANIFEST_NAME)}
+    return {**listed, MANIFEST_NAME: hashlib.sha256(manifest).hexdigest()}
 
 
 @task(name="digest stage", cache_policy=NO_CACHE)
@@ -53,8 +54,7 @@ def digest_stage(folder: Path, workers: int) -> dict[str, str]:
     Returns:
         sha256 in hex, by file name; NO_FILE for links and whatever else is none.
     """
-    progress = folder / STAGE_FOLDER
-    paths = [path for path in sorted(folder.rglob("*")) if not path.is_relative_to(progress) and (path.is_symlink() or not path.is_dir())]
-    with ThreadPoolExecutor(workers) as pool:
-        digests = pool.map(lambda path: sha256_of(path) if path.is_file() and not path.is_symlink() else NO_FILE, paths)
-        return {path.relative_to(folder).as_posix(): digest for path, digest in zip(paths, digests, strict=True)}
+    entries = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()}
+    held = {name: path.is_file() and not path.is_symlink() for name, path in entries.items() if not name.startswith(STAGE_FOLDER)}
+    digests = digest_all(folder, (name for name, is_plain in held.items() if is_plain), workers)
+    return {name: digests.get(name, NO_FILE) for name in held}

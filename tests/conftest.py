@@ -8,9 +8,9 @@ from filelock import FileLock
 
 from tests.builders import dcp as dcp_builder
 
-# Fixtures that take twenty seconds or more: the tests that share one run in the same worker. Module-scoped ones by module.
+# Fixtures that take twenty seconds or more: the tests that share one run in the same worker.
+PREFECT_SERVER = "prefect_server"  # of the session; the others are of their module
 SHARED_BY_MODULE = frozenset({"served", "home"})
-SHARED_BY_ALL = frozenset({"prefect_server"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -18,9 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests of one costly fixture together."""
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
-        shared = sorted(names & SHARED_BY_ALL) or ([item.nodeid.split("::")[0]] if names & SHARED_BY_MODULE else [])
-        for group in shared:
-            item.add_marker(pytest.mark.xdist_group(group))
+        if PREFECT_SERVER in names:
+            item.add_marker(pytest.mark.xdist_group(PREFECT_SERVER))
+        elif names & SHARED_BY_MODULE:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 @pytest.fixture(scope="session")

@@ -35,11 +35,16 @@ def base(tmp_path):
 
 @pytest.fixture
 def answering():
-    """Answers every question with one answer, and notes what was asked."""
+    """Answers every question with one answer, after something else was done, and notes what was asked."""
     asked = []
 
-    def set_answer(answer):
-        ASKING.set(lambda outcome, seconds: asked.append((outcome, seconds)) or answer)
+    def set_answer(answer, meanwhile=lambda: None):
+        def ask(outcome, seconds):
+            asked.append((outcome, seconds))
+            meanwhile()
+            return answer
+
+        ASKING.set(ask)
         return asked
 
     before = ASKING.get()
@@ -83,19 +88,14 @@ def test_anything_else_leaves_nothing_behind(source, base, answering, answer, co
         (lambda stage: _replace_by_link(stage / "model.safetensors"), "model.safetensors"),
     ],
 )
-def test_a_yes_is_to_what_was_checked(source, base, change, named):
-    def answer(_outcome, _seconds):
+def test_a_yes_is_to_what_was_checked(source, base, answering, change, named):
+    def meanwhile():
         (stage,) = base.glob(".out.shardwright-*/")
         change(stage)
-        return Answer("approve", "Ada")
 
-    before = ASKING.get()
-    ASKING.set(answer)
-    try:
-        with pytest.raises(NotPublishedError) as red:
-            run_export(ExportRequest(**request_for(source, base, approve=True)), PlainRunner(), Silent())
-    finally:
-        ASKING.set(before)
+    answering(Answer("approve", "Ada"), meanwhile)
+    with pytest.raises(NotPublishedError) as red:
+        run_export(ExportRequest(**request_for(source, base, approve=True)), PlainRunner(), Silent())
     assert beside(base) == set()
     found = [f for r in red.value.outcome.report.results for f in r.findings]
     assert [(f.code, f.where) for f in found] == [("approval.changed", named)]
