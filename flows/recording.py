@@ -15,6 +15,7 @@ from tasks.drill_history import read_history
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.saves import list_saves, of_step
 from validators.drills.evidence import Drilled
+from validators.drills.objectives import NOT_KNOWN
 from validators.drills.record import RECORD_NAME, record_to_json
 from validators.drills.stored import read_stored
 
@@ -72,4 +73,4 @@ def print_history(runs: Path, root: Path | None, *, as_json: bool) -> None:
 
 
 def _spell(seconds: float | None) -> str:
-    return "not known" if seconds is None else spell_seconds(seconds)
+    return NOT_KNOWN if seconds is None else spell_seconds(seconds)

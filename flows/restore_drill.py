@@ -117,9 +117,8 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     drilled = _read_saves(request, run, found, asked.history)
     sound = [read for _, read in drilled if not read.damage]
     real = _restore(request, run, drilled, asked.log) if request.reach == "D3" else Real()
-    numbers = measure_numbers(
-        found, sound[0] if sound else None, (asked.log, asked.goals.tokens_per_step), _rto(run, real, found) if sound else {}
-    )
+    newest, rto = (sound[0], _rto(run, real, found)) if sound else (None, {})
+    numbers = measure_numbers(found, newest, asked.log, asked.goals.tokens_per_step, rto)
     tried = _sabotage(run, found, sound) if sound and request.reach != "D1" else ()
     paths, versions = tuple(path for path, _ in drilled), dict(run.environment)
     facts = DrillFacts(
@@ -185,7 +184,7 @@ def _restore(request: DrillRequest, run: Run, drilled: list[tuple[Path, Drilled]
     if request.resume and world > request.max_ranks:
         raise RequestError(
             f"was asked to resume a save of {world} ranks, and --max-ranks is {request.max_ranks}",
-            where=str(sound[0][1].save.name),
+            where=sound[0][1].save.name,
             remedy="Raise --max-ranks if this machine can run so many, or continue with fewer by --world.",
         )
     worlds = choose_worlds(saved_by, request.max_ranks)

@@ -1,7 +1,7 @@
 """The steps of a drill: find the saves, read two of them whole, judge. Between them travel paths of stored values."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -160,19 +160,20 @@ def gather_evidence(facts: DrillFacts) -> DrillEvidence:
     )
 
 
-def measure_numbers(found: Found, newest: Drilled | None, asked: tuple[Sequence[Step], int], rto: dict[str, float]) -> Numbers:
+def measure_numbers(found: Found, newest: Drilled | None, log: Sequence[Step], tokens_per_step: int, rto: Mapping[str, float]) -> Numbers:
     """Return recovery time, work lost, storage and interval.
 
     Args:
         found: the saves.
         newest: the newest complete one, read.
-        asked: what the trainer logged, and the tokens of a step as the owner says, 0 when unsaid.
+        log: what the trainer logged.
+        tokens_per_step: as the owner says, 0 when unsaid.
         rto: seconds by phase.
 
     Returns:
         The numbers; without a complete save no work lost is known.
     """
-    lost = _work_lost(found, newest, *asked) if newest else Numbers()
+    lost = _work_lost(found, newest, log, tokens_per_step) if newest else Numbers()
     return replace(
         lost,
         rto=rto,

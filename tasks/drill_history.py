@@ -70,8 +70,7 @@ def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
     """
     place, found = real_path(checkpoint), None
     for where, past in _lines(runs):
-        read = {_save_of(Path(where), name) for name in past.drilled}
-        if past.green and any(place.is_relative_to(save) for save in read):
+        if past.green and any(place.is_relative_to(_save_of(Path(where), name)) for name in past.drilled):
             found = past
     return found
 

@@ -36,7 +36,7 @@ def read_log(path: Path) -> tuple[Step, ...]:
         RequestError: a line is no step.
     """
     steps: dict[tuple[int, int], Step] = {}
-    for number, line in enumerate(ended_lines(_text(path)), 1):
+    for number, line in enumerate(ended_lines(text_of(path)), 1):
         if not line.strip():
             continue
         try:
@@ -49,6 +49,28 @@ def read_log(path: Path) -> tuple[Step, ...]:
             raise RequestError(f"line {number} is no step: step and rank count from 0", where=str(path), remedy=_REMEDY)
         steps[step.step, step.rank] = step
     return tuple(steps[key] for key in sorted(steps))
+
+
+def text_of(path: Path, remedy: str = "", encoding: str = "utf-8") -> str:
+    """Return the text of a file that an owner names.
+
+    Args:
+        path: the file.
+        remedy: what to do when it is no text.
+        encoding: utf-8, or utf-8-sig where spreadsheets write it.
+
+    Returns:
+        Its text.
+
+    Raises:
+        RequestError: it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding=encoding)
+    except OSError as error:
+        raise RequestError(f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path.") from None
+    except UnicodeDecodeError:
+        raise RequestError("is not text", where=str(path), remedy=remedy) from None
 
 
 def ended_lines(text: str) -> list[str]:
@@ -85,7 +107,7 @@ def read_goals(path: Path) -> Goals:
         RequestError: not YAML, an unknown field, or a value of the wrong type, below zero or without limit.
     """
     try:
-        content = yaml.safe_load(_text(path)) or {}
+        content = yaml.safe_load(text_of(path)) or {}
     except yaml.YAMLError as error:
         raise RequestError(f"is not YAML: {_first_line(error)}", where=str(path)) from None
     if not isinstance(content, dict):
@@ -114,15 +136,6 @@ def _refuse_unknown(content: dict[str, object], path: Path) -> None:
         if unknown:
             names = ", ".join(f"{prefix}{name}" for name in sorted(known))
             raise RequestError(f"no goal {prefix + unknown[0]!r}", where=str(path), remedy=f"There are {names}.")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path.") from None
-    except UnicodeDecodeError:
-        raise RequestError("is not text", where=str(path)) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -38,7 +38,7 @@ def _targets(goals: Goals, numbers: Numbers) -> Iterator[Finding]:
         ("objectives.rpo", numbers.rpo_tokens, goals.rpo_tokens, lambda n: f"{n:g} tokens"),
     ):
         if target and found is None:
-            yield finding("objectives.unmeasured", "newest complete save", expected=f"at most {spell(target)}", found="not known")
+            yield finding("objectives.unmeasured", "newest complete save", expected=f"at most {spell(target)}", found=NOT_KNOWN)
         elif target and found is not None and found > target:
             yield finding(code, "newest complete save", expected=f"at most {spell(target)}", found=spell(found))
 

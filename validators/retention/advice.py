@@ -79,7 +79,7 @@ def advise(asked: Asked) -> Advice:
         asked.num_parameters * BYTES_PER_PARAMETER["weights"],
         keep,
         needed,
-        tuple(_warn(asked, interval, (keep, needed), save_share + rework_share)),
+        tuple(_warn(asked, interval, keep, needed, save_share + rework_share)),
     )
 
 
@@ -113,8 +113,8 @@ def available_interval(mtbf_seconds: float, save_seconds: float, recovery_second
     return save_seconds + sqrt(2 * (mtbf_seconds + recovery_seconds) * save_seconds + save_seconds**2)
 
 
-def _warn(asked: Asked, interval: float, saves: tuple[int, int], lost_share: float) -> list[str]:
-    told, (keep, needed) = [], saves
+def _warn(asked: Asked, interval: float, keep: int, needed: int, lost_share: float) -> list[str]:
+    told = []
     if lost_share >= 1 - 1e-9:
         told.append("saves and recovery take all of the time: training does not advance")
     if asked.save_seconds >= asked.mtbf_seconds / 2:

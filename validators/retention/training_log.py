@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from reports.errors import RequestError
-from validators.drills.log import ended_lines
+from validators.drills.log import ended_lines, text_of
 
 _REMEDY = "docs/retention.md shows what a log may be."
 
@@ -71,12 +71,7 @@ def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ..
     Raises:
         RequestError: the file cannot be read, holds no step, or a line is none.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise RequestError(f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path.") from None
-    except UnicodeDecodeError:
-        raise RequestError("is not text", where=str(path), remedy=_REMEDY) from None
+    text = text_of(path, _REMEDY, "utf-8-sig")
     kind = next((read for ending, read in _READERS.items() if path.name.lower().endswith(ending)), _json_lines)
     try:
         rows = list(kind(text, path))
