@@ -6,6 +6,7 @@ or the time is over. The form's first choice is its default.
 
 import select
 import sys
+import time
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Literal, Protocol
@@ -13,6 +14,7 @@ from typing import Literal, Protocol
 from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
+from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.run import Outcome
@@ -61,6 +63,10 @@ def ask_in_page(outcome: Outcome, seconds: int) -> Answer:
     waiting = _waiting(outcome)
     written = sum(phase.nbytes_written for phase in waiting.phases)
     told = (*summary_lines(waiting, REQUIRED_CHECKS), f"size     {written:,} bytes", f"report   {outcome.paths.html}")
+    log = get_run_logger()
+    for line in told:
+        log.info(line)
+    log.info(f"waits    {seconds:,} s for an answer: Resume in this run's menu opens the form; silence rejects")
     try:
         given = pause_flow_run(
             Decision.with_initial_data(description="\n\n".join(code_span(line) for line in told)),
@@ -73,7 +79,7 @@ def ask_in_page(outcome: Outcome, seconds: int) -> Answer:
 
 
 def ask_at_terminal(outcome: Outcome, seconds: int) -> Answer:
-    """Ask on standard error, and read one line from standard input.
+    """Ask on standard error, and read standard input until a line says yes or no.
 
     Args:
         outcome: what the checks say.
@@ -84,13 +90,17 @@ def ask_at_terminal(outcome: Outcome, seconds: int) -> Answer:
     """
     print(f"checked  {_waiting(outcome).verdict(REQUIRED_CHECKS).line}", file=sys.stderr)
     print(f"report   {outcome.paths.html}", file=sys.stderr)
-    print(f"Publish {outcome.report.subject}? Only yes does, within {seconds:,} s: ", end="", file=sys.stderr, flush=True)
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    if not ready:
-        print(file=sys.stderr)
-        return Answer("unanswered", seconds=seconds)
-    line = sys.stdin.readline().strip()
-    return Answer("approve" if line.lower() == "yes" else "reject", "the terminal", f"answered {line!r}")
+    deadline = time.monotonic() + seconds
+    while True:
+        print(f"Publish {outcome.report.subject}? yes or no, within {seconds:,} s: ", end="", file=sys.stderr, flush=True)
+        ready, _, _ = select.select([sys.stdin], [], [], max(deadline - time.monotonic(), 0))
+        if not ready:
+            print(file=sys.stderr)
+            return Answer("unanswered", seconds=seconds)
+        line = sys.stdin.readline()
+        answer = line.strip().lower()
+        if answer in ("yes", "no") or not line:  # nothing at all is the end of the input
+            return Answer("approve" if answer == "yes" else "reject", "the terminal", f"answered {line.strip()!r}")
 
 
 def _waiting(outcome: Outcome) -> Report:

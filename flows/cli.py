@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from flows.advice_command import advise
 from flows.drill_commands import add_commands as add_drill_commands
 from flows.gate_command import gate
-from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
+from flows.line import GREEN, Line, reader_may_leave, run_flow
 from flows.options import (
     AlsoOption,
     AssetsOption,
@@ -40,7 +40,7 @@ from flows.options import (
 )
 from flows.policy_commands import policy_app
 from flows.request_file import read_request
-from flows.requests import ExportRequest
+from flows.requests import ExportRequest, default_runs
 from flows.reshard_command import reshard
 from flows.retention_commands import add_commands as add_retention_commands
 from flows.serve_command import serve
@@ -51,8 +51,8 @@ REFUSED, INTERRUPTED = 2, 130
 app = typer.Typer(
     name="shardwright",
     help="Turn sharded training checkpoints into verified release weights.\n\n"
-    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too), DeepSpeed and Hugging Face checkpoints without running a pickle;"
-    " publishes nothing that has not been re-read from disk and checked.\n\n"
+    "Reads PyTorch DCP/FSDP (torchtitan and accelerate folders too), DeepSpeed, Megatron and Hugging Face checkpoints without running a"
+    " pickle; publishes nothing that has not been re-read from disk and checked.\n\n"
     "Start with: shardwright demo",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -193,6 +193,8 @@ def export(
 
 def _run_export(request: ExportRequest, *, as_json: bool) -> int:
     at_terminal = request.approve and has_terminal_to_ask()
+    if request.approve and not at_terminal:
+        print("asks     in the page of the Prefect server that is configured: the run pauses there, Resume opens the form", file=sys.stderr)
 
     def load() -> Line[ExportRequest]:
         from flows.approval import ASKING, ask_at_terminal

@@ -3,8 +3,9 @@
 The same names stand in prefect.yaml, for who runs work pools; a test holds the two together.
 """
 
+import re
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from flows.export_newest import export_newest
 from flows.gate import release_gate
 from flows.restore_drill import restore_drill
 from flows.retention_plan import plan_retention
+from reports.errors import RequestError
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -45,27 +47,39 @@ class Watched:
     resume: str = ""
 
 
-def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
+def list_offers(runs: Path, watched: Watched | None, suffix: str = "") -> tuple[Offer, ...]:
     """Return what to deploy.
 
     Args:
         runs: where run folders go.
         watched: a training run to look after, or None.
+        suffix: ends every name, so that two may be deployed to one server; "" for none.
 
     Returns:
         The offers on demand, then the scheduled ones.
+
+    Raises:
+        RequestError: the suffix holds what no name may.
     """
+    if suffix and not re.fullmatch(r"[\w.-]+", suffix):
+        raise RequestError("is no name", where=f"--name {suffix}", remedy="Use letters, digits, dot, dash and underscore.")
+    offers = (*_on_demand(runs), *(_scheduled(runs, watched) if watched else ()))
+    return tuple(replace(offer, name=f"{offer.name}-{suffix}") for offer in offers) if suffix else offers
+
+
+def _on_demand(runs: Path) -> list[Offer]:
     common = {"runs": str(runs)}
-    offers = [
+    return [
         Offer("on-demand", export, "Export a checkpoint into verified, published release weights.", common),
         Offer("on-demand", release_gate, "Give one verdict on a finished folder of weights.", common),
         Offer("on-demand", restore_drill, "Prove that training can come back from a run's checkpoints.", common, at_once=1),
         Offer("on-demand", plan_retention, "Say which saves of a training run may go, and why. Deletes nothing.", common),
     ]
-    if watched is None:
-        return tuple(offers)
-    run, d3 = common | {"root": str(watched.root)}, {"level": "D3", "resume": watched.resume}
-    offers += [
+
+
+def _scheduled(runs: Path, watched: Watched) -> list[Offer]:
+    run, d3 = {"runs": str(runs), "root": str(watched.root)}, {"level": "D3", "resume": watched.resume}
+    offers = [
         Offer("nightly", restore_drill, f"Every night: the newest and an older save of {watched.root} are read whole.", run, NIGHTLY, 1),
         Offer("weekly-plan", plan_retention, f"Every week: which saves of {watched.root} may go. Deletes nothing.", run, WEEKLY, 1),
         Offer("weekly", restore_drill, f"Every week: real processes restore {watched.root}.", run | d3, WEEKLY, 1),
@@ -73,7 +87,7 @@ def list_offers(runs: Path, watched: Watched | None) -> tuple[Offer, ...]:
     if watched.evaluations is not None:
         exports = run | {"into": str(watched.evaluations)} | ({"assets": str(watched.assets)} if watched.assets else {})
         offers.append(Offer("evaluation", export_newest, f"The newest complete checkpoint of {watched.root}, once.", exports, HOURLY, 1))
-    return tuple(offers)
+    return offers
 
 
 def deploy(offer: Offer) -> "RunnerDeployment":

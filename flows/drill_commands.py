@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from flows.drill_requests import DrillRequest
-from flows.line import GREEN, Line, default_runs, reader_may_leave, run_flow
+from flows.line import GREEN, Line, reader_may_leave, run_flow
 from flows.options import AlsoOption, JsonOption, RunsOption, SourceArg, StepOption
+from flows.requests import default_runs
 
 RootArg = Annotated[Path, typer.Argument(help="The training run's root, with a folder per save; or one save.", show_default=False)]
 

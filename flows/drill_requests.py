@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from flows.requests import Size, refuse_unfit
+from flows.requests import Size, default_runs, refuse_unfit
 
 
 class DrillRequest(BaseModel):
@@ -28,7 +28,10 @@ class DrillRequest(BaseModel):
     log: Path | None = Field(None, description="The trainer's log, as JSON lines: step, rank, loss, lr, batch, time.")
     workers: int = Field(2, ge=1, le=64, description="Tensors read at a time.")
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
-    runs: Path = Field(Path("runs"), description="Where run folders with reports, the history and the records go.")
+    runs: Path = Field(
+        default_factory=default_runs,
+        description="Where run folders, history and records go. Default: $SHARDWRIGHT_RUNS, else runs.",
+    )
 
     _paths = field_validator("root", "also", "goals", "log", "junit", "runs", mode="before")(refuse_unfit)
 

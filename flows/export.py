@@ -171,7 +171,7 @@ def _write_and_judge(request: ExportRequest, run: Run, prepared: Prepared, stage
 def _ask(request: ExportRequest, run: Run, gathered: Gathered, outcome: Outcome, stage: Stage) -> Gathered:
     checked, found = read_listed(stage.folder), {}
     answer = run.phase("approval", lambda: ASKING.get()(outcome, request.approve_within))
-    run.notes.append(f"Asked whether to publish: {answer.decision}, {answer.told}.")
+    run.notes.append(f"Asked whether to publish: {answer.decision}; {answer.told}.")
     if answer.decision == "approve":
         nbytes = gathered.prepared.planned.nbytes
         found = run.phase("hold again", lambda: run.runner.call(digest_stage, stage.folder, request.workers), nbytes_read=nbytes)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from flows.export import check_request, run_export
 from flows.hooks import remove_what_is_staged, say_how_to_go_on
-from flows.requests import ExportRequest, Size, refuse_unfit
+from flows.requests import ExportRequest, Size, default_runs, refuse_unfit
 from flows.run import PrefectRunner, show_ended
 from reports.errors import FormatError
 from tasks.artifacts import ProgressArtifact
@@ -27,11 +27,11 @@ class NewestRequest(BaseModel):
     root: Path = Field(description="The training run's root, with a folder per step.")
     into: Path = Field(description="Where releases go, each in a folder step-N.")
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
-    dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("bf16", description="Dtype of the released floats.")
+    dtype: Literal["source", "fp32", "bf16", "fp16"] = Field("bf16", description="Dtype of the released floats; source: the checkpoint's.")
     family: str = Field("auto", description="auto, none, or a model family's name.")
     workers: int = Field(2, ge=1, le=64, description="Output files written at a time.")
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
-    runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
+    runs: Path = Field(default_factory=default_runs, description="Where run folders go. Default: $SHARDWRIGHT_RUNS, else runs.")
 
     _paths = field_validator("root", "into", "assets", "runs", mode="before")(refuse_unfit)
 

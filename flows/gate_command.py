@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.line import Line, default_runs, run_flow
+from flows.line import Line, run_flow
 from flows.options import (
     DropOption,
     FamilyOption,
@@ -18,7 +18,7 @@ from flows.options import (
     StepOption,
     TagOption,
 )
-from flows.requests import GateRequest
+from flows.requests import GateRequest, default_runs
 
 
 def gate(

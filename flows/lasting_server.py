@@ -24,22 +24,26 @@ _POLL_SECONDS = 0.2
 
 
 @contextmanager
-def lasting_server(port: int) -> Iterator[str]:
+def lasting_server(port: int, *, is_chosen: bool) -> Iterator[str]:
     """Run a server as long as the block does.
 
     Args:
         port: where it listens, on this machine only.
+        is_chosen: whether somebody chose the port, which means nothing beside a configured server.
 
     Yields:
         The address of its page.
 
     Raises:
-        RequestError: the port is taken.
+        RequestError: the port is taken, or was chosen beside a configured server.
         ServerError: the server ended, or did not answer in time; the user's own one does not answer.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if is_configured():
+        if is_chosen:
+            remedy = "Leave it out, or unset PREFECT_API_URL to start a server."
+            raise RequestError("means nothing beside a server that runs already", where=f"--port {port}", remedy=remedy)
         ask_health()
         yield os.environ.get("PREFECT_UI_URL") or os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
         return

@@ -15,15 +15,6 @@ R = TypeVar("R", bound=BaseModel)
 Line = tuple[Callable[[R], None], Callable[[R], str]]  # what refuses a request at once, and the flow
 
 
-def default_runs() -> Path:
-    """Return where run folders go when nobody says.
-
-    Returns:
-        `$SHARDWRIGHT_RUNS`, else ./runs.
-    """
-    return Path(os.environ.get("SHARDWRIGHT_RUNS", "runs"))
-
-
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
     """Let whoever reads our output leave: `| head -1` closes the pipe, what was done stays done, and so does its exit code.

@@ -3,6 +3,7 @@
 Flat, because Prefect's form loses the fields of nested unions. Its API checks the JSON schema only, so a flow validates again.
 """
 
+import os
 import re
 import unicodedata
 from fractions import Fraction
@@ -11,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+RUNS_VARIABLE = "SHARDWRIGHT_RUNS"
 DTYPES = {"source": "", "fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -45,6 +47,15 @@ def _split_reason(text: str) -> tuple[str, str]:
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+
+
+def default_runs() -> Path:
+    """Return where run folders go when nobody says.
+
+    Returns:
+        `$SHARDWRIGHT_RUNS`, else ./runs.
+    """
+    return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
 def split_reasons(texts: list[str]) -> tuple[tuple[str, str], ...]:
@@ -120,7 +131,7 @@ class GateRequest(BaseModel):
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
     report: Path | None = Field(None, description="Folder to copy the report's four files to.")
     junit: Path | None = Field(None, description="Write the results there as well, as JUnit XML.")
-    runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
+    runs: Path = Field(default_factory=default_runs, description="Where run folders go. Default: $SHARDWRIGHT_RUNS, else runs.")
 
     _paths = field_validator(
         *("release", "against", "assets", "golden", "policy", "changed_since", "report", "junit", "runs"), mode="before"
@@ -144,7 +155,7 @@ class ExportRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Path = Field(
-        description="The checkpoint: a folder written by PyTorch DCP, DeepSpeed, accelerate, torchtitan or Hugging Face, or a run's root."
+        description="The checkpoint, by PyTorch DCP, torchtitan, accelerate, DeepSpeed, Megatron or Hugging Face; or a run's root."
     )
     to: Path = Field(description="Where the release will be. Must not exist.")
     assets: Path | None = Field(None, description="Folder of config.json and tokenizer. Default: the checkpoint itself, if it holds them.")
@@ -166,7 +177,7 @@ class ExportRequest(BaseModel):
     skip: list[str] = Field(default_factory=list, description="CHECK=REASON: checks to leave out on purpose.")
     policy: Path | None = Field(None, description="policy.yaml: required checks, limits, waivers.")
     keep_tied_head: bool = Field(False, description="Write the head of a tied model as well.")
-    max_file: Size = Field(5_000_000_000, description="Tensor bytes per output file, such as 5GB.")
+    max_file: Size = Field(5_000_000_000, description="Tensor bytes per output file: a number, 5000000000 for 5 GB.")
     workers: int = Field(2, ge=1, le=64, description="Output files written at a time.")
     witness_memory: Size = Field(8_000_000_000, description="Memory the logits comparison and the framework witness may use.")
     approve: bool = Field(False, description="Ask a person before publishing; silence rejects.")
@@ -174,7 +185,7 @@ class ExportRequest(BaseModel):
     wait: bool = Field(False, description="Wait for another export to the same destination to end, instead of refusing.")
     keep_stage: bool = Field(False, description="Keep the staging folder when a check fails.")
     fsync: bool = Field(True, description="Wait until the disk has everything before publishing.")
-    runs: Path = Field(Path("runs"), description="Where run folders with reports go.")
+    runs: Path = Field(default_factory=default_runs, description="Where run folders go. Default: $SHARDWRIGHT_RUNS, else runs.")
 
     _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also", mode="before")(refuse_unfit)
     _reasons = field_validator("drop", "skip")(_has_reason)

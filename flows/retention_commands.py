@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.line import FAILED, GREEN, default_runs, reader_may_leave
+from flows.line import FAILED, GREEN, reader_may_leave
 from flows.options import JsonOption, RunsOption
+from flows.requests import default_runs
 
 if TYPE_CHECKING:
     from flows.ledger import Ledger

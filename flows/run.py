@@ -16,6 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.callables import get_call_parameters
 
 from flows.run_folder import make_run_folder, now, versions
+from flows.run_logs import leave_out_tracebacks
 from reports.errors import ReleaseError
 from reports.model import Phase, Report, Verdict
 from reports.text import summary_lines
@@ -62,6 +63,9 @@ class RedVerdictError(Exception):
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
         super().__init__(outcome.verdict.line)
+
+
+leave_out_tracebacks(ReleaseError, RedVerdictError)  # when a flow is loaded: its parameters are refused before it is called
 
 
 def show_ended(work: Callable[[], Outcome]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from flows.requests import refuse_unfit
+from flows.requests import default_runs, refuse_unfit
 from validators.retention.policy import RetentionPolicy, read_retention_policy
 from validators.retention.training_log import LogLine, read_training_log
 
@@ -18,7 +18,9 @@ class TrainingRunRequest(BaseModel):
     policy: Path | None = Field(None, description="YAML of what to keep. Default: the last three saves.")
     log: Path | None = Field(None, description="The trainer's log: JSON lines, trainer_state.json or CSV.")
     evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them; their saves stay.")
-    runs: Path = Field(Path("runs"), description="Where run folders and the history of drills are.")
+    runs: Path = Field(
+        default_factory=default_runs, description="Where run folders and history are. Default: $SHARDWRIGHT_RUNS, else runs."
+    )
 
     _paths = field_validator("root", "policy", "log", "evals", "runs", mode="before")(refuse_unfit)
 

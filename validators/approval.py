@@ -21,7 +21,9 @@ class Answer:
 
     @property
     def told(self) -> str:
-        """Who, and why, in a few words."""
+        """Who, and why, in a few words; how long was waited in vain."""
+        if self.decision == "unanswered":
+            return f"no answer in {self.seconds:,} s"
         return f"{self.by.strip() or 'somebody who gave no name'}: {self.reason.strip() or 'no reason given'}"
 
 
@@ -47,5 +49,5 @@ def judge_approval(answer: Answer, subject: str, checked: Mapping[str, str], fou
     if answer.decision == "reject":
         said = finding("approval.rejected", subject, expected="approve", found=f"reject, by {answer.told}")
     else:
-        said = finding("approval.unanswered", subject, expected="approve", found=f"no answer in {answer.seconds:,} s")
+        said = finding("approval.unanswered", subject, expected="approve", found=answer.told)
     return CheckResult(APPROVAL, "failed", (said,), examined=1)

@@ -36,10 +36,19 @@ class Served:
         return self.api.removesuffix("/api")
 
     def post(self, route: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{self.api}{route}", json=body, timeout=60)
+        return self._ask("POST", route, body)
 
     def get(self, route: str) -> dict:
-        return httpx.get(f"{self.api}{route}", timeout=60).raise_for_status().json()
+        return self._ask("GET", route, None).raise_for_status().json()
+
+    def _ask(self, method: str, route: str, body: dict[str, object] | None) -> httpx.Response:
+        # 503 is Prefect's "ask again": two of its services wrote to SQLite at once. Its own clients do so five times.
+        deadline = time.monotonic() + 60
+        while True:
+            answer = httpx.request(method, f"{self.api}{route}", json=body, timeout=60)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                return answer
+            time.sleep(1)
 
     def deployment(self, name: str) -> dict:
         return self.get(f"/deployments/name/{name}")
@@ -79,9 +88,10 @@ class Served:
                 return told
             time.sleep(0.5)
 
-    def stop(self) -> None:
+    def stop(self) -> str:
+        """Tell it to stop, wait until it has, and return what it said since it was ready."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=120)
+        return self.process.communicate(timeout=120)[0]
 
 
 def free_port() -> int:
@@ -98,10 +108,11 @@ def make_run(place: Path) -> None:
 @contextmanager
 def serving(place: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Served]:
     """Start `shardwright serve` in `place`, wait until it answers, and end it with the block if it has not ended yet."""
+    configured = (environment or {}).get("PREFECT_API_URL")
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "serve", "--port", str(port), *options],
+        [sys.executable, "-c", COMMAND, "serve", *([] if configured else ["--port", str(port)]), *options],
         cwd=place,
         env=inherited | {"PREFECT_HOME": str(place / "home")} | dict(environment or {}),
         stdout=subprocess.PIPE,
@@ -115,7 +126,7 @@ def serving(place: Path, *options: str, environment: Mapping[str, str] | None = 
             line = process.stdout.readline()
             assert line, f"it ended: {said}"
             said.append(line)
-        page = (environment or {}).get("PREFECT_API_URL", f"http://127.0.0.1:{port}/api").removesuffix("/api")
+        page = (configured or f"http://127.0.0.1:{port}/api").removesuffix("/api")
         assert f"open     {page}\n" in said
         yield Served(process, f"{page}/api", place)
     finally:

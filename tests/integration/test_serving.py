@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     """A server that looks after a training run with one complete step."""
     place = tmp_path_factory.mktemp("served")
     make_run(place)
-    with serving(place, "--root", "run", "--evaluations", "evaluations", "--assets", str(CASE / "hf")) as running:
+    with serving(place, "--root", "run", "--evaluations", "evaluations", "--assets", str(CASE / "hf"), "--runs", "kept here") as running:
         yield running
 
 
@@ -53,7 +54,7 @@ def test_the_newest_checkpoint_is_exported_once(served):
     assert second["state_type"] == "COMPLETED"
     assert f"step 3 is exported already: {served.place / 'evaluations/step-3'}" in served.logs(second, "exported already")
     assert {path: path.stat().st_mtime_ns for path in (served.place / "evaluations").rglob("*")} == before
-    assert len(list((served.place / "runs").glob("export-*"))) == 1
+    assert len(list((served.place / "kept here").glob("export-*"))) == 1
 
 
 def test_a_plan_of_what_may_go_is_shown_and_deletes_nothing(served):
@@ -122,11 +123,55 @@ def test_what_no_schema_can_tell_fails_the_run_with_the_command_lines_words(serv
     run = served.run(deployment, **request_)
     assert run["state_type"] == "FAILED"
     assert word in run["state"]["message"]
+    assert "Traceback" not in served.logs(run, word)
     assert not (served.place / "out").exists()
 
 
+def test_a_request_in_the_apis_own_words_keeps_its_report_where_serve_was_told_to(served):
+    gate = served.deployment("release%20gate/on-demand")
+    asked = served.post(f"/deployments/{gate['id']}/create_flow_run", parameters={"request": {"release": str(CASE / "hf")}})
+    run = served.wait(asked.raise_for_status().json()["id"])
+    assert str(served.place / "kept here/gate-") in served.artifacts(run)["report"]
+    assert not (served.place / "runs").exists()
+
+
+def _second(served: Served, place: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(place / "home"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "flows.cli", "serve", *options]
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_a_second_serve_does_not_take_over_the_firsts_deployments(served, tmp_path):
+    before = served.deployment("export/on-demand")
+    done = _second(served, tmp_path)
+    assert done.returncode == 2
+    assert "export/on-demand is run by another serve or worker" in done.stderr
+    assert "--name" in done.stderr
+    assert served.deployment("export/on-demand")["parameters"] == before["parameters"]
+    with serving(tmp_path, "--name", "other", environment={"PREFECT_API_URL": served.api}) as other:
+        assert other.deployment("export/on-demand-other")["parameters"]["request"]["runs"] == str(tmp_path / "runs")
+        other.stop()
+    assert (served.deployment("export/on-demand")["paused"], served.deployment("export/on-demand-other")["paused"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--port", "4555"), "--port 4555: means nothing beside a server that runs already"),
+        (("--name", "a b"), "--name a b: is no name"),
+        (("--root", str(CASE), "--resume", "nope:thing"), "--resume nope:thing: no module named 'nope'"),
+        (("--root", str(CASE), "--assets", "nope"), "--assets nope: is no folder"),
+        (("--resume", "nope:thing"), "--resume nope:thing: needs --root"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_anything_is_deployed(served, tmp_path, options, said):
+    done = _second(served, tmp_path, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
 def test_it_stops_when_told_to_and_its_server_with_it(served):
-    served.stop()
+    assert served.stop().endswith("stopped  schedules are paused until the next serve\n")
     assert served.process.returncode == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.api}/health", timeout=5)
