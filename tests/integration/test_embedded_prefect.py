@@ -226,7 +226,10 @@ def test_a_new_home_is_made_with_its_parents_and_without_a_word(tmp_path):
 
 def test_a_server_that_does_not_answer_in_time_is_named_and_ended(home, tmp_path):
     tell = """
+import os, signal
 from reports.errors import ServerError
+os.kill(server._running[0].process.pid, signal.SIGSTOP)
+server.STOP_SECONDS = 1.0
 try:
     server.await_prefect(timeout_seconds=0.05)
 except ServerError as error:
