@@ -99,6 +99,7 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         request.keep_tied_head,
         request.max_file,
         quantize=read_rules(request.quantize),
+        gguf=request.gguf.upper(),
     )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))

@@ -166,6 +166,9 @@ class ExportRequest(BaseModel):
         description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
         " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
     )
+    gguf: Literal["", "f16", "bf16", "q8_0"] = Field(
+        "", description="Write one GGUF file in the place of safetensors; how its matrices are stored."
+    )
     weights: Literal["stored", "master"] = Field(
         "stored", description="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always)."
     )

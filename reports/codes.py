@@ -9,6 +9,7 @@ from types import MappingProxyType
 from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
 from reports.drill_codes import DRILL_CODES
+from reports.gguf_codes import GGUF_CODES
 from reports.model import Finding
 from reports.retention_codes import RETENTION_CODES
 
@@ -345,6 +346,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _OUTLIERS
     | _VALUES
     | _QUANTIZED
+    | dict(GGUF_CODES)
     | _TOKENIZER_CODES
     | _CONFIG_CODES
     | dict(CODES_OF_DRIFT)

@@ -17,15 +17,16 @@ from tasks.handover import Compared, Judged, Known, Measured, Planned, ReleaseFa
 from tasks.known import join_tables
 from tasks.measure import measure
 from tasks.measure_copies import measure_copies
+from tasks.measure_gguf import measure_ggufs
 from tasks.reference import reference_of
 from tasks.reshard import read_config
 from tasks.retrying import RETRIES
 from validators.check import Check, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
+from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_GGUF, CHECKS_OF_HEADERS, checks_of
 from validators.expectation import ITEMSIZE, Evidence, Expectation, expectation_from_json
 from validators.quantized_names import expect_stored
 from validators.release import Release, StoredTensor, WeightFile, open_release
-from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
+from validators.tables import GgufTable, PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
 
 @task(name="check plan", cache_policy=NO_CACHE)
@@ -62,6 +63,8 @@ def measure_release(
     Returns:
         Paths of the tables.
     """
+    if open_release(folder).is_gguf:
+        return _measure_ggufs(folder, planned, roots, run_folder, workers)
     unchanged = known.files if known else frozenset()
     found = measure(folder, plan_path=planned.whole if planned else None, source_roots=roots, workers=workers, without=unchanged)
     tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
@@ -76,6 +79,18 @@ def measure_release(
         write_table(PartTable, found.parts, run_folder / "parts.csv"),
         found.witness,
         more,
+    )
+
+
+def _measure_ggufs(folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int) -> Measured:
+    found = measure_ggufs(folder, planned.whole if planned else None, roots, workers)
+    empty = {model: pd.DataFrame(columns=list(model.to_schema().columns)) for model in (ValueTable, PartTable)}
+    return Measured(
+        write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
+        write_table(ValueTable, empty[ValueTable], run_folder / "values.csv"),
+        write_table(PartTable, empty[PartTable], run_folder / "parts.csv"),
+        found.witness,
+        gguf=write_table(GgufTable, found.compared, run_folder / "gguf.csv") if found.witness.heard else None,
     )
 
 
@@ -94,12 +109,12 @@ def check_release(
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS_OF_EXPORT.
+        The results, in the order of CHECKS_OF_EXPORT, or of CHECKS_OF_GGUF.
     """
     absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
     evidence = replace(_evidence(folder, measured, compared, absent), expected=_expected_of(planned), in_stage=True)
     evidence = _with_plan(evidence, planned)
-    return Judged(_run_all(CHECKS_OF_EXPORT, evidence, skips, clock))
+    return Judged(_run_all(CHECKS_OF_GGUF if planned.is_gguf else CHECKS_OF_EXPORT, evidence, skips, clock))
 
 
 @task(name="check folder", cache_policy=NO_CACHE)
@@ -113,10 +128,10 @@ def check_folder(facts: ReleaseFacts, suite: str, skips: Mapping[str, str], cloc
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS.
+        The results, in the order of CHECKS, or of CHECKS_OF_GGUF.
     """
     evidence = replace(gather_evidence(facts), suite=suite)
-    return Judged(_run_all(CHECKS, evidence, skips, clock))
+    return Judged(_run_all(checks_of(evidence.release), evidence, skips, clock))
 
 
 @task(name="check headers", cache_policy=NO_CACHE)
@@ -165,7 +180,8 @@ def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
 
 
 def _evidence(folder: Path, measured: Measured | None, compared: Compared, absent: Mapping[str, str]) -> Evidence:
-    found = measured.values if measured is not None and any(witness.heard for witness in measured.witnesses) else None
+    has_values = measured is not None and measured.gguf is None and any(witness.heard for witness in measured.witnesses)
+    found = measured.values if measured is not None and has_values else None
     heard = [path for path in (found, compared.values) if path is not None]
     return Evidence(
         open_release(folder),
@@ -175,6 +191,7 @@ def _evidence(folder: Path, measured: Measured | None, compared: Compared, absen
         witnesses=(*(measured.witnesses if measured else ()), *compared.witnesses),
         logits=compared.comparisons,
         reasons=absent,
+        gguf=read_table(GgufTable, measured.gguf) if measured and measured.gguf else None,
     )
 
 
@@ -198,7 +215,7 @@ def _expected_of(planned: Planned) -> Expectation | None:
 
 
 def _planned_release(planned: Planned, assets: Path | None) -> Release:
-    plan = plan_from_json(planned.path.read_text())
+    plan = plan_from_json((planned.whole if planned.is_gguf else planned.path).read_text())
     files = tuple(
         WeightFile(
             file.name,

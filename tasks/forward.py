@@ -135,13 +135,14 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
     with _quiet():
         from transformers import AutoModelForCausalLM
 
+        gguf = _read_gguf(folder)
         offload: dict[str, object] = {}
         if nbytes_of(folder, dtype) > room.memory_limit:
             room.offload_folder.mkdir(parents=True, exist_ok=True)
             offload = {"device_map": "auto", "max_memory": {"cpu": room.memory_limit}, "offload_folder": str(room.offload_folder)}
         with _as_forward_error(folder):
             model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True, **_LOADING, **_DETERMINISTIC, **offload
+                folder, dtype=dtype, output_loading_info=True, **gguf, **_LOADING, **_DETERMINISTIC, **offload
             )
         unfilled = sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])})
         if unfilled:
@@ -351,7 +352,26 @@ def nbytes_of(folder: Path, dtype: torch.dtype) -> int:
     Returns:
         Bytes.
     """
-    return sum(prod(tensor.shape) for tensor in open_release(folder).stored()) * dtype.itemsize
+    release = open_release(folder)
+    stored = release.ggufs[0].tensors if release.is_gguf else release.stored()
+    return sum(prod(tensor.shape) for tensor in stored) * dtype.itemsize
+
+
+def _read_gguf(folder: Path) -> dict[str, object]:
+    # What from_pretrained needs for a GGUF file. The config is the file's own metadata, as transformers reads it, and the size of a head,
+    # which it does not read for every architecture (transformers 5.24, integrations/ggml.py).
+    release = open_release(folder)
+    if not release.is_gguf:
+        return {}
+    from transformers import AutoConfig
+
+    file = release.ggufs[0]
+    with _as_forward_error(folder):
+        config = AutoConfig.from_pretrained(folder, gguf_file=file.name, **_LOADING)
+    head_dim = file.metadata.get(f"{file.metadata.get('general.architecture')}.attention.key_length")
+    if head_dim is not None:
+        config.head_dim = head_dim
+    return {"gguf_file": file.name, "config": config}
 
 
 @contextmanager

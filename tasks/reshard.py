@@ -22,6 +22,7 @@ from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
 from tasks.forward import describe_architecture
+from tasks.gguf_release import check_family, plan_file
 from tasks.handover import ModelRequest, Planned, SourceRef
 from tasks.sources import opened
 from validators.expectation import Expectation, expectation_to_json
@@ -49,14 +50,18 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     check_stated(catalog.stated, config, choice.dims)
     if request.quantize:
         _check_quantizing(config)
+    if request.gguf:
+        check_family(choice)
     asked = _plan_request(request, choice)
     plan = make_plan(catalog, asked)
     is_quantized = plan.quantized is not None and bool(plan.quantized.groups)
     whole = make_plan(catalog, replace(asked, quantize=())) if is_quantized else plan
-    path = _store_plan(plan, folder / "plan.json")
     is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
     written, changes = planned_config(config, whole, is_tied=is_tied) if config else ({}, ())
     changes = (*_derived({} if given else config), *changes)
+    gguf = plan_file(whole, request.gguf, choice, written, request.assets, folder) if request.gguf else None
+    plan = gguf.plan if gguf else plan
+    path = _store_plan(plan, folder / "plan.json")
     if plan.quantized is not None and is_quantized:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
@@ -64,20 +69,21 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
     return Planned(
         path,
-        _store_plan(whole, folder / "plan_whole.json") if is_quantized else path,
+        _store_plan(whole, folder / "plan_whole.json") if plan is not whole else path,
         plan.digest,
         write_table(PlanTable, _plan_table(whole), folder / "plan.csv"),
-        _store_expectation(expectation_for(plan, choice), folder),
+        _store_expectation(expectation_for(whole, choice), folder),
         _store_config(written, folder),
         tuple((file.name, file.nbytes) for file in plan.files),
         plan.nbytes,
-        _store_uncast(plan, catalog, request, choice, folder),
+        folder / "plan_whole.json" if gguf else _store_uncast(plan, catalog, request, choice, folder),
         _source_dtype(whole),
         release_dtype(whole),
         changes,
-        _omissions(plan, catalog),
+        (*_omissions(plan, catalog), *(gguf.omissions if gguf else ())),
         _notes(plan, unloadable),
         unloadable,
+        gguf.header if gguf else None,
     )
 
 
@@ -207,7 +213,7 @@ def _groups_in_words(quantized: Quantized) -> str:
 def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
     if plan.quantized is None:
         return ()
-    none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
+    none = () if plan.quantized.groups or plan.files[0].header_sha256 else ("no weight could be quantized: this release is not quantized",)
     return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
 
 

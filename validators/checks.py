@@ -7,6 +7,8 @@ from validators import (
     experts,
     files,
     finite,
+    gguf,
+    gguf_values,
     inventory,
     logits,
     manifest,
@@ -23,6 +25,7 @@ from validators import (
     weights_drift,
 )
 from validators.check import Check
+from validators.release import Release
 
 CHECKS: tuple[Check, ...] = (
     files.CHECK,
@@ -46,6 +49,18 @@ CHECKS: tuple[Check, ...] = (
     values.CHECK,
     logits.CHECK,
 )
+# Of a release that is one GGUF file: what holds its bytes, its header and its values. Config and tokenizer are those planned with.
+CHECKS_OF_GGUF: tuple[Check, ...] = (
+    files.CHECK,
+    manifest.CHECK,
+    secrets.CHECK,
+    gguf.CHECK,
+    tokenizer.CHECK,
+    finite.CHECK,
+    gguf_values.CHECK,
+    values.CHECK,
+    logits.CHECK,
+)
 # Asked at the gate only: the owner's rules, which take seconds and 200 MiB, and what needs a reference beside the source.
 CHECKS_OF_GATE = frozenset({"statistics", "config_drift", "tokenizer_drift", "weights_drift"})
 CHECKS_OF_EXPORT: tuple[Check, ...] = tuple(check for check in CHECKS if check.name not in CHECKS_OF_GATE)
@@ -62,3 +77,17 @@ CHECKS_BEFORE_WRITING: tuple[Check, ...] = (
 # What a finished folder shows before a tensor is read.
 _OF_BYTES = frozenset({"manifest", "bytes", "values", "plan", "logits", "earlier"})
 CHECKS_OF_HEADERS: tuple[Check, ...] = tuple(check for check in CHECKS if _OF_BYTES.isdisjoint(check.needs))
+
+
+def checks_of(release: Release) -> tuple[Check, ...]:
+    """Return the checks that judge a finished folder.
+
+    Args:
+        release: its headers.
+
+    Returns:
+        CHECKS; for a GGUF file CHECKS_OF_GGUF; for one beside safetensors, its header is judged as well.
+    """
+    if release.is_gguf:
+        return CHECKS_OF_GGUF
+    return (*CHECKS, gguf.CHECK) if release.ggufs else CHECKS
