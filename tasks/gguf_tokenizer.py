@@ -26,7 +26,7 @@ _NORMALIZERS = {"llama-bpe": (None,), "qwen2": (None, "NFC"), "gpt-2": (None,)}
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is written of a tokenizer: `tokens` and `types` by id, as many as the embedding has rows. None of them where `because` says why."""
+    """What is written of a tokenizer: `tokens` and `types` by id, as many as the embedding has rows; none where `because` says why."""
 
     pre: str = ""
     tokens: tuple[str, ...] = ()

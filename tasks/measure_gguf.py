@@ -1,7 +1,7 @@
 """Every tensor of a GGUF file, re-read from disk once: its statistics, and the exact comparison with the second path in the same reading.
 
 What should be stored is made a second time: the second path's values under the published name, the rows of queries and keys permuted as
-llama.cpp's converter does it, cast by torch or quantized by the gguf package. Nothing of it is the engine's. A band of rows is held at a time.
+llama.cpp's converter does it, cast by torch or quantized by the gguf package. Nothing of it is the engine's. A worker holds a band of rows.
 """
 
 import math
@@ -112,8 +112,8 @@ def measure_gguf(folder: Path, file: GgufFile, origin: Origin | None, workers: i
         workers: how many tensors are read at the same time.
 
     Returns:
-        A TensorTable, under the published names where there are any, and a GgufTable, in the file's order. Tensors of a type that is not judged, or that the file
-        ends before, are left out.
+        A TensorTable, under the published names where there are any, and a GgufTable, in the file's order. Tensors of a type that is not
+        judged, or that the file ends before, are left out.
     """
     intact = [t for t in file.tensors if t.nbytes >= 0 and t.start + t.nbytes <= file.nbytes]
     with one_torch_thread(), ThreadPoolExecutor(workers) as pool:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from reports.codes import finding
 from reports.errors import RequestError, name_some
-from reports.model import Finding
+from reports.model import Finding, Measure
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
 from validators.gguf_file import GgufFile, GgufTensor, main_type
@@ -66,7 +66,11 @@ def examine(evidence: Evidence) -> Outcome:
     files = evidence.release.ggufs
     findings = [found for file in files for found in _judge(_Judged(file, evidence))]
     types = Counter(tensor.type for file in files for tensor in file.tensors)
-    measured = {"files": len(files), "tensors": types.total(), "types": ", ".join(f"{kind} x{n}" for kind, n in sorted(types.items()))}
+    measured: dict[str, Measure] = {
+        "files": len(files),
+        "tensors": types.total(),
+        "types": ", ".join(f"{kind} x{n}" for kind, n in sorted(types.items())),
+    }
     return Outcome(tuple(findings), sum(len(file.tensors) + len(file.metadata) for file in files), measured)
 
 

