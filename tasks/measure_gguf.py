@@ -113,11 +113,14 @@ def measure_gguf(folder: Path, file: GgufFile, origin: Origin | None, workers: i
 
     Returns:
         A TensorTable, under the published names where there are any, and a GgufTable, in the file's order. Tensors of a type that is not
-        judged, or that the file ends before, are left out.
+        judged, that the file ends before, or of a name already met are left out.
     """
-    intact = [t for t in file.tensors if t.nbytes >= 0 and t.start + t.nbytes <= file.nbytes]
+    intact: dict[str, GgufTensor] = {}
+    for tensor in file.tensors:
+        if tensor.nbytes >= 0 and tensor.start + tensor.nbytes <= file.nbytes:
+            intact.setdefault(published_name(tensor.name) or tensor.name, tensor)
     with one_torch_thread(), ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(_measure, folder / file.name, tensor, origin) for tensor in intact]
+        jobs = [pool.submit(_measure, folder / file.name, tensor, origin) for tensor in intact.values()]
         rows = [job.result() for job in jobs]
     tensors = pd.DataFrame([statistics for statistics, _ in rows], columns=list(TensorTable.to_schema().columns))
     compared = pd.DataFrame([row for _, row in rows], columns=list(GgufTable.to_schema().columns))
