@@ -40,7 +40,7 @@ from tasks.threads import one_torch_thread
 from tasks.write import finish_release, write_file
 from validators.approval import judge_approval
 from validators.check import has_tokenizer
-from validators.checks import CHECKS_OF_EXPORT
+from validators.checks import NAMED_AT_EXPORT
 from validators.policy import REQUIRED_CHECKS
 from validators.policy_file import read_policy
 from validators.review import apply_policy
@@ -261,7 +261,7 @@ def check_request(request: ExportRequest) -> None:
         raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
     for root in (request.source, *request.also):
         check_folder(root)
-    refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
+    refuse_unknown_checks(request.skips, NAMED_AT_EXPORT)
     read_rules(request.quantize)
     if request.policy is not None:
         read_policy(request.policy)

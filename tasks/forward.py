@@ -16,6 +16,7 @@ import torch
 
 from reports.errors import ReleaseError, name_some
 from tasks.batches import CHAT, TEXT, Batch, random_batch, row_batch
+from tasks.gguf_reading import gguf_arguments
 from tasks.quiet import Talk, quiet
 from validators.release import open_release
 
@@ -135,12 +136,12 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
     with _quiet():
         from transformers import AutoModelForCausalLM
 
-        gguf = _read_gguf(folder)
         offload: dict[str, object] = {}
         if nbytes_of(folder, dtype) > room.memory_limit:
             room.offload_folder.mkdir(parents=True, exist_ok=True)
             offload = {"device_map": "auto", "max_memory": {"cpu": room.memory_limit}, "offload_folder": str(room.offload_folder)}
         with _as_forward_error(folder):
+            gguf = gguf_arguments(folder, **_LOADING)
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, **gguf, **_LOADING, **_DETERMINISTIC, **offload
             )
@@ -355,23 +356,6 @@ def nbytes_of(folder: Path, dtype: torch.dtype) -> int:
     release = open_release(folder)
     stored = release.ggufs[0].tensors if release.is_gguf else release.stored()
     return sum(prod(tensor.shape) for tensor in stored) * dtype.itemsize
-
-
-def _read_gguf(folder: Path) -> dict[str, object]:
-    # What from_pretrained needs for a GGUF file. The config is the file's own metadata, as transformers reads it, and the size of a head,
-    # which it does not read for every architecture (transformers 5.24, integrations/ggml.py).
-    release = open_release(folder)
-    if not release.is_gguf:
-        return {}
-    from transformers import AutoConfig
-
-    file = release.ggufs[0]
-    with _as_forward_error(folder):
-        config = AutoConfig.from_pretrained(folder, gguf_file=file.name, **_LOADING)
-    head_dim = file.metadata.get(f"{file.metadata.get('general.architecture')}.attention.key_length")
-    if head_dim is not None:
-        config.head_dim = head_dim
-    return {"gguf_file": file.name, "config": config}
 
 
 @contextmanager

@@ -35,6 +35,8 @@ _ARCHITECTURES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "qwen2": ("qwen2", ()),
     "qwen3": ("qwen3", ()),
 }
+# A file of exactly this name is taken for another architecture by transformers 5.24, which then finds no tensor names for it.
+_MISREAD_NAMES: Mapping[str, str] = {"mistral": "Mistral"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +62,13 @@ def refuse_absent() -> None:
         )
 
 
-def check_family(choice: Choice) -> str:
-    """Return what a model's family is called in GGUF.
-
-    Args:
-        choice: the family.
-
-    Returns:
-        The architecture's name.
-
-    Raises:
-        RequestError: the family has none that is written here.
-    """
-    name = choice.family.name if choice.family else choice.expected.family if choice.expected else "none"
-    if name not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
-        raise RequestError(f"family {name} is not written as GGUF", where="--gguf", remedy=f"There are {known}; export without --gguf.")
-    return _ARCHITECTURES[name][0]
-
-
 def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str, object], assets: Path | None, folder: Path) -> GgufPlanned:
     """Plan a model's GGUF file and write its header into the run folder.
 
     Args:
         whole: the model under its published names, nothing cast.
         kind: "F16", "BF16" or "Q8_0".
-        choice: the family and its sizes; `check_family` has passed it.
+        choice: the family and its sizes.
         config: config.json.
         assets: folder of the tokenizer, or None.
         folder: the run folder.
@@ -94,15 +77,16 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
         The plan.
 
     Raises:
-        RequestError: the config asks for something that GGUF readers do not compute, or a tensor has no name.
+        RequestError: the family is not written as GGUF, the config asks for something that GGUF readers do not compute, a tensor has no
+            name, or the package is absent.
     """
     refuse_absent()
+    arch, paired = _architecture(choice)
     assert choice.family is not None
     assert choice.dims is not None
     forward = forward_of(config)
     vocabulary = read_vocabulary(assets, choice.dims.size("vocab"))
     path = folder / HEADER_NAME
-    arch, paired = _ARCHITECTURES[choice.family.name]
     names = _names(whole, arch, choice.dims.num_layers, paired, choice.dims.size("head_dim"))
 
     def make_header(targets: tuple[TensorPlan, ...]) -> GgufHeader:
@@ -115,6 +99,14 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
     plan = plan_gguf(whole, kind, names, FILE_NAME.format(kind=kind), make_header)
     left_out = (Omission("tokenizer in the GGUF file", vocabulary.because, "format"),) if vocabulary.because else ()
     return GgufPlanned(plan, path, left_out)
+
+
+def _architecture(choice: Choice) -> tuple[str, tuple[str, ...]]:
+    name = choice.family.name if choice.family else choice.expected.family if choice.expected else "none"
+    if name not in _ARCHITECTURES:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise RequestError(f"family {name} is not written as GGUF", where="--gguf", remedy=f"There are {known}; export without --gguf.")
+    return _ARCHITECTURES[name]
 
 
 def _names(whole: ExportPlan, arch: str, num_layers: int, paired: tuple[str, ...], head_dim: int) -> GgufNames:
@@ -136,7 +128,7 @@ def _start(arch: str, kind: str, name: str, forward: Forward) -> "GGUFWriter":
 
     writer = gguf.GGUFWriter(None, arch)
     writer.add_type("model")
-    writer.add_name(name)
+    writer.add_name(_MISREAD_NAMES.get(name, name))
     writer.add_context_length(forward.positions)
     writer.add_embedding_length(forward.hidden)
     writer.add_block_count(forward.layers)

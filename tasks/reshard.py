@@ -22,7 +22,7 @@ from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
 from tasks.forward import describe_architecture
-from tasks.gguf_release import check_family, plan_file
+from tasks.gguf_release import plan_file
 from tasks.handover import ModelRequest, Planned, SourceRef
 from tasks.sources import opened
 from validators.expectation import Expectation, expectation_to_json
@@ -50,41 +50,37 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     check_stated(catalog.stated, config, choice.dims)
     if request.quantize:
         _check_quantizing(config)
-    if request.gguf:
-        check_family(choice)
     asked = _plan_request(request, choice)
     plan = make_plan(catalog, asked)
     is_quantized = plan.quantized is not None and bool(plan.quantized.groups)
     whole = make_plan(catalog, replace(asked, quantize=())) if is_quantized else plan
+    path = _store_plan(plan, folder / "plan.json")
     is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
     written, changes = planned_config(config, whole, is_tied=is_tied) if config else ({}, ())
     changes = (*_derived({} if given else config), *changes)
-    gguf = plan_file(whole, request.gguf, choice, written, request.assets, folder) if request.gguf else None
-    plan = gguf.plan if gguf else plan
-    path = _store_plan(plan, folder / "plan.json")
     if plan.quantized is not None and is_quantized:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
     groups = plan.quantized.groups if plan.quantized is not None else ()
     unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
-    return Planned(
+    planned = Planned(
         path,
-        _store_plan(whole, folder / "plan_whole.json") if plan is not whole else path,
+        _store_plan(whole, folder / "plan_whole.json") if is_quantized else path,
         plan.digest,
         write_table(PlanTable, _plan_table(whole), folder / "plan.csv"),
-        _store_expectation(expectation_for(whole, choice), folder),
+        _store_expectation(expectation_for(plan, choice), folder),
         _store_config(written, folder),
         tuple((file.name, file.nbytes) for file in plan.files),
         plan.nbytes,
-        folder / "plan_whole.json" if gguf else _store_uncast(plan, catalog, request, choice, folder),
+        _store_uncast(plan, catalog, request, choice, folder),
         _source_dtype(whole),
         release_dtype(whole),
         changes,
-        (*_omissions(plan, catalog), *(gguf.omissions if gguf else ())),
+        _omissions(plan, catalog),
         _notes(plan, unloadable),
         unloadable,
-        gguf.header if gguf else None,
     )
+    return _as_gguf(planned, plan, choice, written, request, folder) if request.gguf else planned
 
 
 def read_config(assets: Path | None, name: str = "config.json") -> Mapping[str, object]:
@@ -128,6 +124,24 @@ def describe_unknown(assets: Path | None) -> Expectation:
     head = alias or (alike[-1] if alike else "")
     model_type = str(read_config(assets).get("model_type"))
     return described(found.shapes, is_tied=bool(found.tied), embedding=kept, head=head, model_type=model_type)
+
+
+def _as_gguf(
+    planned: Planned, whole: ExportPlan, choice: Choice, config: Mapping[str, object], request: ModelRequest, folder: Path
+) -> Planned:
+    # One file under GGUF's names in the place of the ordinary plan's, which the source is compared with.
+    made = plan_file(whole, request.gguf, choice, config, request.assets, folder)
+    return replace(
+        planned,
+        path=_store_plan(made.plan, folder / "plan_gguf.json"),
+        digest=made.plan.digest,
+        files=tuple((file.name, file.nbytes) for file in made.plan.files),
+        nbytes=made.plan.nbytes,
+        uncast=planned.path,
+        omissions=(*planned.omissions, *made.omissions),
+        notes=_notes(made.plan, ""),
+        header=made.header,
+    )
 
 
 def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:

@@ -61,9 +61,12 @@ CHECKS_OF_GGUF: tuple[Check, ...] = (
     values.CHECK,
     logits.CHECK,
 )
+# All that a finished folder, of whatever kind, may be judged by: the names that --skip and a policy know.
+NAMED: tuple[Check, ...] = (*CHECKS, *(check for check in CHECKS_OF_GGUF if check not in CHECKS))
 # Asked at the gate only: the owner's rules, which take seconds and 200 MiB, and what needs a reference beside the source.
 CHECKS_OF_GATE = frozenset({"statistics", "config_drift", "tokenizer_drift", "weights_drift"})
 CHECKS_OF_EXPORT: tuple[Check, ...] = tuple(check for check in CHECKS if check.name not in CHECKS_OF_GATE)
+NAMED_AT_EXPORT: tuple[Check, ...] = tuple(check for check in NAMED if check.name not in CHECKS_OF_GATE)
 # What headers, config, plan and tokenizer already show: run on a release that is only planned, before the first byte is written.
 CHECKS_BEFORE_WRITING: tuple[Check, ...] = (
     inventory.CHECK,
