@@ -141,7 +141,7 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
             room.offload_folder.mkdir(parents=True, exist_ok=True)
             offload = {"device_map": "auto", "max_memory": {"cpu": room.memory_limit}, "offload_folder": str(room.offload_folder)}
         with _as_forward_error(folder):
-            gguf = gguf_arguments(folder, **_LOADING)
+            gguf = gguf_arguments(folder, _LOADING)
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, **gguf, **_LOADING, **_DETERMINISTIC, **offload
             )

@@ -1,11 +1,12 @@
 """How transformers is asked to read a GGUF file. Imports it inside the function."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from validators.release import open_release
 
 
-def gguf_arguments(folder: Path, **loading: bool) -> dict[str, object]:
+def gguf_arguments(folder: Path, loading: Mapping[str, bool]) -> dict[str, object]:
     """Return what `from_pretrained` needs for a folder whose weights are a GGUF file.
 
     The config is the file's own metadata as transformers reads it, and the size of a head as the file states it, which transformers 5.24

@@ -52,20 +52,19 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         _check_quantizing(config)
     asked = _plan_request(request, choice)
     plan = make_plan(catalog, asked)
-    is_quantized = plan.quantized is not None and bool(plan.quantized.groups)
-    whole = make_plan(catalog, replace(asked, quantize=())) if is_quantized else plan
+    groups = plan.quantized.groups if plan.quantized is not None else ()
+    whole = make_plan(catalog, replace(asked, quantize=())) if groups else plan
     path = _store_plan(plan, folder / "plan.json")
     is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
     written, changes = planned_config(config, whole, is_tied=is_tied) if config else ({}, ())
     changes = (*_derived({} if given else config), *changes)
-    if plan.quantized is not None and is_quantized:
+    if plan.quantized is not None and groups:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
-    groups = plan.quantized.groups if plan.quantized is not None else ()
     unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
     planned = Planned(
         path,
-        _store_plan(whole, folder / "plan_whole.json") if is_quantized else path,
+        _store_plan(whole, folder / "plan_whole.json") if groups else path,
         plan.digest,
         write_table(PlanTable, _plan_table(whole), folder / "plan.csv"),
         _store_expectation(expectation_for(plan, choice), folder),

@@ -1,4 +1,4 @@
-"""Planted faults of GGUF files: what is changed in a sound file before it is written, or in the folder afterwards, and the code that says so."""
+"""Planted faults of GGUF files: what is changed before a sound file is written, or in the folder afterwards, and the code that says so."""
 
 import os
 from collections.abc import Callable

@@ -17,7 +17,7 @@ from validators.gguf_file import ALIGNMENT
 Q8_0 = "q8_0"
 _VECTORS, _MISFITS = "F32", "F16"
 # What is done to rows of rotary halves, or to what becomes them: the name of the op that makes pairs of it.
-_TO_PAIRS: Mapping[str, OpCall] = {"same": OpCall("rope_to_pairs"), "rope_to_halves": OpCall()}
+TO_PAIRS: Mapping[str, OpCall] = {"same": OpCall("rope_to_pairs"), "rope_to_halves": OpCall()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _target(tensor: TensorPlan, kind: str, names: GgufNames) -> tuple[TensorPlan
     if name is None or tensor.dtype not in TORCH:
         what = "has no name in GGUF" if name is None else f"is {tensor.dtype}, no float"
         raise RequestError(what, where=f"--gguf: {tensor.name}", remedy="Leave it out with --drop, or export without --gguf.")
-    op = replace(_TO_PAIRS[tensor.op.name], head_dim=names.head_dim) if tensor.name in names.paired else tensor.op
+    op = replace(TO_PAIRS[tensor.op.name], head_dim=names.head_dim) if tensor.name in names.paired else tensor.op
     moved = replace(tensor, name=name, op=OpCall() if op.name == "same" else op)
     if len(tensor.shape) < 2:
         return _cast(moved, _VECTORS), ""
