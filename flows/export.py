@@ -232,7 +232,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         finished=now(),
         logits=gathered.compared.comparisons,
         tensors=read_statistics(measured.tensors) if measured else (),
-        encoded=read_encoded(planned, measured.parts) if measured else (),
+        encoded=read_encoded(planned, measured) if measured else (),
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),

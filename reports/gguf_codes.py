@@ -19,7 +19,9 @@ GGUF_CODES: Mapping[str, Code] = MappingProxyType(
         "gguf.twice": Code("a name is stored more than once", _AGAIN),
         "gguf.shape": Code("a tensor has another shape than the config implies", _METADATA),
         "gguf.type": Code("a vector is not in fp32, as engines want it", _AGAIN),
-        "gguf.file-type": Code("the file type is not the type most of its values have", "Set general.file_type to what is stored."),
+        "gguf.file-type": Code(
+            "the file type is not the type most of its bytes have", "Set general.file_type to what is stored.", "warning"
+        ),
         "gguf.layout": Code("a tensor is off its alignment, overlaps another, or the file ends before it", _AGAIN),
         "gguf.tokenizer": Code(
             "the file's tokenizer is not the one beside it: text becomes other ids", "Write both from the same tokenizer."

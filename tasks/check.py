@@ -22,7 +22,7 @@ from tasks.reference import reference_of
 from tasks.reshard import read_config
 from tasks.retrying import RETRIES
 from validators.check import Check, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_GGUF, CHECKS_OF_HEADERS, checks_of
+from validators.checks import CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_GGUF, checks_of, of_headers
 from validators.expectation import ITEMSIZE, Evidence, Expectation, expectation_from_json
 from validators.quantized_names import expect_stored
 from validators.release import Release, StoredTensor, WeightFile, open_release
@@ -128,7 +128,7 @@ def check_folder(facts: ReleaseFacts, suite: str, skips: Mapping[str, str], cloc
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS, or of CHECKS_OF_GGUF.
+        The results of `checks_of`, in its order.
     """
     evidence = replace(gather_evidence(facts), suite=suite)
     return Judged(_run_all(checks_of(evidence.release), evidence, skips, clock))
@@ -144,10 +144,12 @@ def check_headers(facts: ReleaseFacts, skips: Mapping[str, str], clock: Callable
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS; the other checks are skipped.
+        The results of `checks_of`, in its order; the other checks are skipped.
     """
-    early = {result.check: result for result in _run_all(CHECKS_OF_HEADERS, gather_evidence(facts), skips, clock)}
-    unread = {check.name: CheckResult(check.name, "skipped", reason="stopped early") for check in CHECKS}
+    evidence = gather_evidence(facts)
+    checks = checks_of(evidence.release)
+    early = {result.check: result for result in _run_all(of_headers(checks), evidence, skips, clock)}
+    unread = {check.name: CheckResult(check.name, "skipped", reason="stopped early") for check in checks}
     return Judged(tuple({**unread, **early}.values()))
 
 
@@ -247,19 +249,20 @@ def read_statistics(path: Path) -> tuple[TensorStatistics, ...]:
     return tuple(TensorStatistics(*row) for row in read_table(TensorTable, path)[names].itertuples(index=False, name=None))
 
 
-def read_encoded(planned: Planned, parts: Path) -> tuple[EncodedWeight, ...]:
+def read_encoded(planned: Planned, measured: Measured) -> tuple[EncodedWeight, ...]:
     """Return a release's quantized weights for the report.
 
     Args:
         planned: the plan.
-        parts: a PartTable of the release.
+        measured: the tables of the release.
 
     Returns:
         One per quantized weight, in the order stored.
     """
-    if not planned.is_quantized:
+    if not (planned.is_quantized or planned.is_gguf):
         return ()
-    table = read_table(PartTable, parts)  # only the part with the values has an error
+    of_gguf = measured.gguf  # of weights in parts, only the part with the values has an error
+    table = read_table(GgufTable, of_gguf) if of_gguf else read_table(PartTable, measured.parts)
     errors = dict(zip(table["name"], table["relative_error"], strict=True))
     by_weight: dict[str, list[TensorPlan]] = {}
     for _, tensor in plan_from_json(planned.path.read_text()).tensors():

@@ -81,6 +81,18 @@ class Subject:
             return quantized_row({scheme_bits(encoding) for encoding in self.encodings.values()}, is_moe=self.is_moe)
         return limits_row(self.gguf or self.release_dtype, self.source_dtype, "", is_moe=self.is_moe)
 
+    def recorded_row(self, computed_in: str) -> LimitsRow:
+        """Return the limits of the merged values against recorded logits; of a GGUF file without a source, those of its own type.
+
+        Args:
+            computed_in: dtype of the recorded forward.
+
+        Returns:
+            A key of LIMITS.
+        """
+        own = "" if self.is_cast else self.gguf
+        return self.cast_row if own == "Q8_0" else limits_row(own, self.mapping_dtype, computed_in, is_moe=self.is_moe)
+
     @property
     def is_decoded(self) -> bool:
         """Whether transformers decodes the stored values before it runs them: then all of them must fit in memory."""
@@ -281,7 +293,7 @@ def _hidden(folder: Path, batch: Batch, subject: Subject) -> tuple[torch.Tensor,
 
 
 def _compare_recorded(subject: Subject, golden: recorded.Recorded, run: _Run) -> LogitsComparison:
-    row = limits_row("", subject.mapping_dtype, golden.computed_in, is_moe=subject.is_moe)
+    row = subject.recorded_row(golden.computed_in)
     noise = _EPS[golden.computed_in] * float(golden.logits.abs().max())
     found = diverge([golden.logits], [run.logits[-1]], vocab=min(golden.vocab, run.reachable), noise=noise)
     return _comparison("mapping", "recorded logits", "merged values", row, found, LIMITS[row])

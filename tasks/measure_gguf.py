@@ -22,7 +22,7 @@ from tasks.measure import hear
 from tasks.tally import Tally
 from tasks.threads import one_torch_thread
 from tasks.witnesses.boxes import read_bytes
-from tasks.witnesses.second_path import SecondPath
+from tasks.witnesses.second_path import SecondPath, Target
 from validators.gguf_file import BY_NAME, GgufFile, GgufTensor
 from validators.gguf_model import forward_of
 from validators.gguf_names import ARCHITECTURES, published_name, rotated_part
@@ -31,6 +31,7 @@ from validators.tables import GgufTable, TensorTable, format_shape
 
 _BAND_NUMEL = 1 << 20
 _FLOATS: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _ROUNDING = 1 / 12  # mean square of what rounding to whole steps leaves, in steps
 
 
@@ -129,7 +130,8 @@ def measure_gguf(folder: Path, file: GgufFile, origin: Origin | None, workers: i
 
 def _measure(path: Path, tensor: GgufTensor, origin: Origin | None) -> tuple[dict[str, object], dict[str, object]]:
     compared, kind, published = _Compared(), BY_NAME[tensor.type], published_name(tensor.name)
-    target = origin.witness.targets.get(published) if origin else None
+    target = _target(origin.witness, published) if origin else None
+    published = target.name if target else published
     is_comparable = target is not None and target.shape == tensor.shape
     row_nbytes = prod(tensor.shape[1:]) // kind.block * kind.nbytes if len(tensor.shape) > 1 else kind.nbytes // kind.block
     is_rotated = origin is not None and bool(rotated_part(tensor.name)) and ARCHITECTURES[origin.model_type].has_pairs
@@ -143,6 +145,12 @@ def _measure(path: Path, tensor: GgufTensor, origin: Origin | None) -> tuple[dic
             if origin is not None and is_comparable:
                 _compare(compared, found, values, _read_source(origin.witness, published, first, stop), tensor, unit)
     return _statistics(path, tensor, compared), _row(tensor, compared, published, is_comparable=is_comparable)
+
+
+def _target(witness: SecondPath, published: str) -> Target | None:
+    # A tied head that is stored all the same must be the embedding.
+    found = witness.targets.get(published)
+    return witness.targets.get(_EMBEDDING) if found is None and published == _HEAD else found
 
 
 def _bands(tensor: GgufTensor, unit: int) -> Iterator[tuple[int, int]]:

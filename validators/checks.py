@@ -1,5 +1,7 @@
 """The checks, in the order they are reported. A check is one file and one row here; its name is its file's name."""
 
+from collections.abc import Iterable
+
 from validators import (
     config,
     config_drift,
@@ -78,8 +80,7 @@ CHECKS_BEFORE_WRITING: tuple[Check, ...] = (
     experts.CHECK,
 )
 # What a finished folder shows before a tensor is read.
-_OF_BYTES = frozenset({"manifest", "bytes", "values", "plan", "logits", "earlier"})
-CHECKS_OF_HEADERS: tuple[Check, ...] = tuple(check for check in CHECKS if _OF_BYTES.isdisjoint(check.needs))
+_OF_BYTES = frozenset({"manifest", "bytes", "values", "gguf_values", "plan", "logits", "earlier"})
 
 
 def checks_of(release: Release) -> tuple[Check, ...]:
@@ -89,8 +90,20 @@ def checks_of(release: Release) -> tuple[Check, ...]:
         release: its headers.
 
     Returns:
-        CHECKS; for a GGUF file CHECKS_OF_GGUF; for one beside safetensors, its header is judged as well.
+        CHECKS; for a GGUF file CHECKS_OF_GGUF and what a reference shows; of one beside safetensors the header is judged as well.
     """
     if release.is_gguf:
-        return CHECKS_OF_GGUF
+        return (*CHECKS_OF_GGUF, config_drift.CHECK, tokenizer_drift.CHECK)
     return (*CHECKS, gguf.CHECK) if release.ggufs else CHECKS
+
+
+def of_headers(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Return the checks that a folder can be judged by before a tensor is read.
+
+    Args:
+        checks: any.
+
+    Returns:
+        Those of them, in the same order.
+    """
+    return tuple(check for check in checks if _OF_BYTES.isdisjoint(check.needs))

@@ -38,8 +38,10 @@ _KEYS: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "vocab_size": ("vocab", False),
     }
 )
+_WITHOUT: Mapping[str, float] = MappingProxyType({"rope_theta": 10_000.0})  # what engines take for an absent key
 # general.file_type of files whose matrices are stored so. Source: llama.cpp include/llama.h, enum llama_ftype.
 _FILE_TYPES: Mapping[str, int] = MappingProxyType({"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32})
+_ALLOWED = ("rope_freqs.weight",)  # recomputed from the config where that scales RoPE
 _NO_TOKENIZER = ("none", "no_vocab")
 _BPE = "gpt2"
 
@@ -77,6 +79,10 @@ def examine(evidence: Evidence) -> Outcome:
 def _judge(judged: _Judged) -> Iterator[Finding]:
     yield from _judge_layout(judged)
     yield from _judge_types(judged)
+    part = _part_of_a_model(judged.file)
+    if part:
+        yield finding("gguf.not-judged", judged.file.name, expected="a whole model in one file", found=part)
+        return
     yield from _judge_tokenizer(judged)
     config = judged.evidence.release.config
     architecture = ARCHITECTURES.get(str(config.get("model_type")))
@@ -93,17 +99,23 @@ def _judge(judged: _Judged) -> Iterator[Finding]:
     yield from _judge_names(judged)
 
 
+def _part_of_a_model(file: GgufFile) -> str:
+    # What a file is that holds no whole model; "" for one that does.
+    kind, parts = file.metadata.get("general.type", "model"), file.metadata.get("split.count", 1)
+    return f"general.type {kind}" if kind != "model" else f"one of {parts} parts" if parts not in (0, 1) else ""
+
+
 def _judge_metadata(judged: _Judged, architecture: str) -> Iterator[Finding]:
     try:
         forward = forward_of(judged.evidence.release.config)
     except RequestError as error:
-        yield finding("gguf.metadata", judged.file.name, expected="a model that GGUF readers compute", found=error.what)
+        yield finding("gguf.not-judged", judged.file.name, expected="a config whose metadata is known here", found=error.what)
         return
     for key, (field, is_needed) in _KEYS.items():
         name = f"{architecture}.{key}"
         said, wanted = judged.file.metadata.get(name), getattr(forward, field)
         if said is None:
-            if is_needed or (field == "head_dim" and wanted != forward.hidden // forward.heads):
+            if (is_needed and wanted != _WITHOUT.get(field)) or (field == "head_dim" and wanted != forward.hidden // forward.heads):
                 yield finding("gguf.metadata-missing", judged.where(name), expected=str(wanted), found="absent")
         elif isinstance(said, (tuple, str)) or _as_stored(said) != _as_stored(wanted):
             yield finding("gguf.metadata", judged.where(name), expected=str(wanted), found=str(said)[:80])
@@ -127,7 +139,7 @@ def _judge_names(judged: _Judged) -> Iterator[Finding]:
         if tensor.name in held:
             yield finding("gguf.twice", judged.where(tensor.name), expected="once", found="more than once")
         held[tensor.name] = tensor
-        if tensor.name not in shapes and tensor.name != "rope_freqs.weight":
+        if tensor.name not in shapes and tensor.name not in _ALLOWED and not (expected.is_tied and tensor.name == HEAD):
             yield finding("gguf.unexpected", judged.where(tensor.name), expected="no such tensor", found=f"{tensor.type} {tensor.shape}")
     for name, shape in shapes.items():
         if name not in held:
@@ -190,7 +202,8 @@ def _read_tokens(path: Path) -> Mapping[int, str]:
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         tokens = {int(number): str(text) for text, number in said["model"]["vocab"].items()}
-        return tokens | {int(row["id"]): str(row["content"]) for row in said.get("added_tokens") or []}
+        added = [row for row in said.get("added_tokens") or [] if row.get("special")]  # of others, converters normalize the text
+        return tokens | {int(row["id"]): str(row["content"]) for row in added}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

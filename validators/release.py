@@ -85,6 +85,14 @@ class Release:
         """Whether its weights are in GGUF files alone."""
         return bool(self.ggufs) and not self.files
 
+    def weight_files(self) -> dict[str, int]:
+        """Return the files that hold weights.
+
+        Returns:
+            Bytes by name.
+        """
+        return {file.name: file.nbytes for file in self.files} | {file.name: file.nbytes for file in self.ggufs}
+
     def stored(self) -> Iterator[StoredTensor]:
         """Yield what is stored.
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from flows.export import NotPublishedError, run_export
-from flows.gate import run_gate
+from flows.gate import RejectedError, run_gate
 from flows.preview import encoded_sizes, plan_export
 from flows.requests import ExportRequest, GateRequest
 from flows.run import Outcome, PlainRunner, Silent
@@ -20,8 +20,9 @@ from tasks import gguf_release
 from tasks.engine.encodings import encodings
 from tasks.engine.writing import quantize
 from tests.builders.editing import set_fields
-from tests.builders.gguf import MODELS, build_model, content_of
-from tests.builders.released import GOLDEN
+from tests.builders.gguf import MODELS, Content, build_model, content_of, write_release
+from tests.builders.released import GOLDEN, expected_tensors
+from tests.builders.released import write_release as write_safetensors
 from tests.builders.wholeness import is_whole
 
 gguf = pytest.importorskip("gguf")
@@ -44,6 +45,11 @@ def sources(tmp_path_factory) -> dict[str, Path]:
 def _export(source: Path, base: Path, kind: str, **options: object) -> Outcome:
     request = {"source": source, "to": base / "release", "gguf": kind, "runs": base / "runs", "fsync": False, **options}
     return run_export(ExportRequest.model_validate(request), PlainRunner(), Silent())
+
+
+def write_case(folder: Path) -> Path:
+    """Write the recorded model of CASE as transformers would."""
+    return write_safetensors(folder, expected_tensors(CASE), assets=CASE / "hf")
 
 
 def _file(base: Path) -> Path:
@@ -100,6 +106,37 @@ def test_bf16_source_in_many_shards_is_accepted_by_the_gate_against_it(tmp_path)
     assert outcome.verdict.green
     assert {result.check: result.status for result in outcome.report.results}["logits"] == "passed"
     assert {finding.code for result in outcome.report.results for finding in result.findings} == set()
+
+
+def test_gate_runs_a_file_of_another_writer_against_the_checkpoint_and_recorded_logits(tmp_path):
+    folder = write_release(write_case(tmp_path / "source"), tmp_path / "release", "Q8_0")
+    golden = CASE / "ref/golden.safetensors"
+    for against, names in ((CASE / "ckpt", ["mapping", "mapping", "cast"]), (None, ["mapping", "cast"])):
+        gate = {"release": folder, "against": against, "golden": golden, "assets": CASE / "hf", "runs": tmp_path / "runs"}
+        outcome = run_gate(GateRequest.model_validate(gate), PlainRunner())
+        assert outcome.verdict.green
+        assert [comparison.name for comparison in outcome.report.logits] == names
+        assert outcome.report.logits[0].limits_row == ("F32" if against else "INT8")
+
+
+def test_gate_against_the_checkpoint_shows_rows_that_no_engine_rotates_by_logits_alone(tmp_path):
+    folder = write_release(write_case(tmp_path / "source"), tmp_path / "release", "F16", _unpermute)
+    skips = ["gguf_values=to see the logits alone"]
+    gate = {"release": folder, "against": CASE / "ckpt", "skip": skips, "runs": tmp_path / "runs"}
+    with pytest.raises(RejectedError, match="logits"):
+        run_gate(GateRequest.model_validate(gate), PlainRunner())
+
+
+def _unpermute(content: Content) -> None:
+    wanted = content.tensors["blk.0.attn_q.weight"]
+    halves = wanted[0].reshape(-1, 8, 2, wanted[0].shape[1]).swapaxes(1, 2).reshape(wanted[0].shape)
+    content.tensors["blk.0.attn_q.weight"] = (halves, wanted[1])
+
+
+def test_gate_says_that_faults_are_not_planted_into_gguf(sources, tmp_path):
+    folder = write_release(sources["dense"], tmp_path / "release", "F16")
+    with pytest.raises(RequestError, match="--prove"):
+        run_gate(GateRequest.model_validate({"release": folder, "prove": 3, "runs": tmp_path / "runs"}), PlainRunner())
 
 
 def test_byte_level_bpe_is_written_and_another_tokenizer_is_named_as_left_out(sources, tmp_path):
