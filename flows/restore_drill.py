@@ -28,11 +28,11 @@ from tasks.restore import (
     count_ranks,
     count_steps,
     refuse_resume,
-    refuse_unfound,
     restore_save,
     resume_save,
     why_not_restored,
 )
+from tasks.restoring.trainer import refuse_unfound
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.consistency import known_step
