@@ -1,6 +1,6 @@
 """Who may write to a destination: nobody where something is, else one export at a time.
 
-An advisory lock on a file beside it, freed by the kernel when its holder dies. Our own, since filelock leaves the lock file behind: this one
+An advisory lock on a file beside it, freed by the kernel when its holder dies. Ours, since filelock leaves the lock file behind: this one
 is removed under the lock, and a lock won on a removed file does not count.
 """
 
