@@ -302,7 +302,8 @@ def write_legacy(
             held["rng_state"] = [{"random_rng_state": random.getstate(), "np_rng_state": np.random.get_state()}]
             held["opt_param_scheduler"] = {"max_lr": 0.1, "num_steps": 40}
             (folder / name).mkdir(parents=True, exist_ok=True)
-            vectors = add_optimizer(held, optimizer)
+            is_first = ep == min(other for at, other in _grid_of_files(grid) if at == tp)
+            vectors = add_optimizer(held, optimizer, is_first=is_first, stages=grid.pp)
             if vectors is not None:
                 _save(vectors, folder / name / "distrib_optim.pt")
             _save(held, folder / name / "model_optim_rng.pt")
