@@ -57,15 +57,16 @@ def _buffers(by_chunk: list[Params], bucket_size: int | None, shared: Collection
     made: dict[object, object] = {"buckets_coalesced": True}
     slots = {"param": MASTER, **MOMENTS}
     for number, params in enumerate(by_chunk):
-        joined = torch.cat(flat_buckets(params, bucket_size if number == 0 else None, shared))
+        joined = torch.cat([piece for bucket in flat_buckets(params, bucket_size if number == 0 else None, shared) for piece in bucket])
         vectors = {slot: joined * factor for slot, factor in slots.items()}
         made[number] = {(torch.bfloat16, torch.float32): vectors | {"numel_unpadded": len(joined)}}
     return made
 
 
-def flat_buckets(params: Params, bucket_size: int | None, shared: Collection[str]) -> list[torch.Tensor]:
-    """A buffer's buckets without the padding behind them: from the last parameter to the first, each at a multiple of 64 of the buffer.
+def flat_buckets(params: Params, bucket_size: int | None, shared: Collection[str]) -> list[list[torch.Tensor]]:
+    """The pieces (parameters, and NaN between them) of a buffer's buckets, without the padding behind each.
 
+    From the last parameter to the first, each at a multiple of 64 of the buffer.
     A bucket ends when it has `bucket_size` elements; a parameter named in `shared` has one of its own.
     """
     buckets: list[list[torch.Tensor]] = [[]]
@@ -89,4 +90,4 @@ def flat_buckets(params: Params, bucket_size: int | None, shared: Collection[str
         length = sum(map(len, buckets[-1]))
         if (bucket_size is not None and length >= bucket_size) or (shared and name.endswith(tuple(shared))):
             close()
-    return [torch.cat(bucket) for bucket in buckets if bucket]
+    return [bucket for bucket in buckets if bucket]
