@@ -10,6 +10,9 @@ CODES_OF_SOURCES: Mapping[str, Code] = MappingProxyType(
         "source.config-contradicts": Code(
             "the config is not that of the model the trainer ran", "Give the config.json of this very model with --assets."
         ),
+        "source.ranks-exchanged": Code(
+            "ranks' files do not lie where their writers would have put them", "Put each file back into its own folder."
+        ),
         "source.replicas-differ": Code(
             "a weight that several ranks hold is not the same on all of them",
             "These ranks held different values when they saved; export another step.",

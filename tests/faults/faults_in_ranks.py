@@ -143,6 +143,18 @@ def _drift(rank: str, name: str) -> Damage:
     return lambda folder: edit_rank(folder / "ckpt" / rank, lambda held: held["model"][name].add_(1))
 
 
+def _swap_files(folder: Path) -> None:
+    first, second = (folder / "ckpt" / rank / "model_optim_rng.pt" for rank in ("mp_rank_00", "mp_rank_01"))
+    contents = first.read_bytes(), second.read_bytes()
+    second.write_bytes(contents[0])
+    first.write_bytes(contents[1])
+
+
+def _copy_file(folder: Path) -> None:
+    first, second = (folder / "ckpt" / rank / "model_optim_rng.pt" for rank in ("mp_rank_00", "mp_rank_01"))
+    second.write_bytes(first.read_bytes())
+
+
 def _mapping(name: str, model: Model, grid: Grid, by: Literal["a rule", "the reader"], patch: Patch) -> RankFault:
     return RankFault(name, model, grid, by, patch)
 
@@ -177,6 +189,8 @@ FAULTS: tuple[RankFault, ...] = (
     _source("heads_of_another_size", DENSE, TP, _config(num_attention_heads=2), "config-contradicts", "config.json", "num_heads is 2"),
     _source("norms_differ", DENSE, TP, _drift("mp_rank_01", _NORM), "replicas-differ", _NORM, "mp_rank_01", "mp_rank_00"),
     _source("dense_weights_differ", EXPERTS, EP, _drift("mp_rank_00_001", _NORM), "replicas-differ", _NORM, "_001", "_000"),
+    _source("files_exchanged", DENSE, TP, _swap_files, "ranks-exchanged", "ckpt", "by rank 1", "mp_rank_00", "mp_rank_01"),
+    _source("file_copied_over_another", DENSE, TP, _copy_file, "ranks-exchanged", "ckpt", "mp_rank_00 and mp_rank_01"),
     _source("tied_copy_drifted", TIED, PP, _drift("mp_rank_00_001", _HEAD), "tied-copy-differs", _HEAD, "row 0"),
 )
 
