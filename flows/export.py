@@ -17,6 +17,7 @@ from flows.hooks import remove_what_is_staged, say_how_to_go_on
 from flows.quantize_rules import read_rules
 from flows.reading import reading
 from flows.refusals import refuse_inputs, refuse_inside_source, refuse_paths, refuse_unknown_checks
+from flows.refused_sources import reporting_refusals
 from flows.requests import ExportRequest
 from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
@@ -333,7 +334,10 @@ def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Ou
     refuse_inside_source(request)
     run = Run.create("export", request.runs, runner, progress)
     try:
-        with reading(run.folder, [request.source, *request.also]):
+        with (
+            reading(run.folder, [request.source, *request.also]),
+            reporting_refusals(run, "export", "published", request.to, request.source),
+        ):
             return export_line(request, run)
     finally:
         close_source()

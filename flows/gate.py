@@ -11,6 +11,7 @@ from prefect import flow
 
 from flows.reading import reading
 from flows.refusals import refuse_paths, refuse_unknown_checks
+from flows.refused_sources import reporting_refusals
 from flows.requests import GateRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
@@ -251,7 +252,10 @@ def run_gate(request: GateRequest, runner: Runner) -> Outcome:
     check_request(request)
     run = Run.create("gate", request.runs, runner)
     try:
-        with reading(run.folder, [request.release, *([request.against] if request.against else [])]):
+        with (
+            reading(run.folder, [request.release, *([request.against] if request.against else [])]),
+            reporting_refusals(run, "gate", "accepted", request.release, request.against),
+        ):
             return gate_line(request, run)
     finally:
         close_source()

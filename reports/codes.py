@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
+from reports.codes_of_sources import CODES_OF_SOURCES
 from reports.drill_codes import DRILL_CODES
 from reports.model import Finding
 from reports.retention_codes import RETENTION_CODES
@@ -353,6 +354,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _STATISTICS
     | _POLICY
     | _APPROVAL
+    | dict(CODES_OF_SOURCES)
     | dict(DRILL_CODES)
     | dict(RETENTION_CODES)
 )

@@ -3,14 +3,18 @@
 import pytest
 
 from reports.codes import CODES
+from reports.codes_of_sources import CODES_OF_SOURCES
 from reports.drill_codes import DRILL_CODES
 from reports.retention_codes import RETENTION_CODES
 from tests.faults.evidence import PAGE, levels_of, row_of
 from tests.faults.planted import FAULTS
 from tests.faults.planting import judge, plant_and_gather
 
-# tests/integration/test_prove.py and test_approval.py, test_faults_in_checkpoints.py, test_faults_in_retention.py
-ELSEWHERE = {"sensitivity.missed", "approval.changed", "approval.rejected", "approval.unanswered", *DRILL_CODES, *RETENTION_CODES}
+# tests/integration/test_prove.py and test_approval.py, test_faults_in_ranks.py, test_faults_in_checkpoints.py, test_faults_in_retention.py
+ELSEWHERE = {
+    *("sensitivity.missed", "approval.changed", "approval.rejected", "approval.unanswered"),
+    *(*CODES_OF_SOURCES, *DRILL_CODES, *RETENTION_CODES),
+}
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.logits else []) for f in FAULTS])
