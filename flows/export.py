@@ -38,7 +38,7 @@ from tasks.threads import one_torch_thread
 from tasks.write import finish_release, write_file
 from validators.approval import judge_approval
 from validators.check import has_tokenizer
-from validators.checks import CHECKS_OF_EXPORT
+from validators.checks import NAMED_AT_EXPORT
 from validators.policy import REQUIRED_CHECKS
 from validators.policy_file import read_policy
 from validators.review import apply_policy
@@ -97,6 +97,7 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         request.keep_tied_head,
         request.max_file,
         quantize=read_rules(request.quantize),
+        gguf=request.gguf.upper(),
     )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))
@@ -229,7 +230,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         finished=now(),
         logits=gathered.compared.comparisons,
         tensors=read_statistics(measured.tensors) if measured else (),
-        encoded=read_encoded(planned, measured.parts) if measured else (),
+        encoded=read_encoded(planned, measured) if measured else (),
         phases=tuple(run.phases),
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
@@ -250,7 +251,7 @@ def check_request(request: ExportRequest) -> None:
         ReleaseError: the destination is taken or cannot be written, a path is missing or of the wrong kind, or a check is unknown.
     """
     refuse_paths(request)
-    refuse_unknown_checks(request.skips, CHECKS_OF_EXPORT)
+    refuse_unknown_checks(request.skips, NAMED_AT_EXPORT)
     read_rules(request.quantize)
     if request.policy is not None:
         read_policy(request.policy)

@@ -30,7 +30,7 @@ from tasks.reference import is_earlier_release, read_reference, weights_of
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
-from validators.checks import CHECKS
+from validators.checks import NAMED
 from validators.policy import REQUIRED_CHECKS, UNQUANTIZED, Policy
 from validators.policy_file import read_policy
 from validators.release import open_release
@@ -57,7 +57,9 @@ def check_request(request: GateRequest) -> None:
         raise RequestError("needs --against with an earlier release: a folder of safetensors", where="--weights retrained")
     if request.changed_since is not None:
         read_earlier(request.changed_since)
-    refuse_unknown_checks(request.skips, CHECKS)
+    if request.prove and open_release(request.release).is_gguf:
+        raise RequestError("plants its faults into safetensors, and this is GGUF", where="--prove", remedy="Gate it without --prove.")
+    refuse_unknown_checks(request.skips, NAMED)
     _read_policy(request)
 
 
@@ -128,7 +130,10 @@ def _gather(request: GateRequest, run: Run, first: ReleaseFacts, loaded: Loaded 
     digests = run.phase("digest", lambda: call(digest_files, described.folder, request.workers), nbytes_read=nbytes)
     write_digests(run.folder, digests)
     known = None
-    if request.changed_since is not None:
+    is_gguf = open_release(described.folder).is_gguf
+    if is_gguf and request.changed_since is not None:
+        run.notes.append("--changed-since: a GGUF file is always measured")
+    elif request.changed_since is not None:
         known, said = find_known(request.changed_since, digests, planned, run.environment)
         run.notes.append(said)
     measure = partial(call, measure_release, described.folder, planned, roots, run.folder, request.workers, known)
@@ -168,7 +173,8 @@ def _compare(request: GateRequest, run: Run, described: Described, loaded: Loade
             return Compared(reason="nothing to compare with (--golden, --against)")
         return call(compare_recorded, described, run.folder, request.golden, request.witness_memory)
     tokenizer = folder if has_tokenizer(folder) and "tokenizer" not in request.skips else None
-    needs_none = planned.uncast is None or bool(why_not_comparable(folder))  # nothing is merged for what will not be compared
+    is_merged = planned.uncast is None and not open_release(folder).is_gguf
+    needs_none = is_merged or bool(why_not_comparable(folder))  # nothing is merged for what will not be compared
     merged = folder if needs_none else call(merge_uncast, loaded, planned, run.folder / "merged")
     try:
         return call(compare_logits, loaded, planned, folder, merged, run.folder, request.golden, tokenizer, request.witness_memory)

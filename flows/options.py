@@ -34,6 +34,9 @@ QuantizeOption = Annotated[
         show_default=False,
     ),
 ]
+GgufOption = Annotated[
+    str, typer.Option(metavar="TYPE", help="Write one GGUF file instead, its matrices as f16, bf16 or q8_0.", show_default=False)
+]
 WeightsOption = Annotated[
     str, typer.Option(help="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always).")
 ]

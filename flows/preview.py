@@ -13,7 +13,7 @@ from flows.export import prepare
 from flows.requests import ExportRequest
 from flows.run import PlainRunner, Run
 from reports.spell import format_bytes
-from tasks.engine.planning.plan import ExportPlan, plan_from_json
+from tasks.engine.planning.plan import ExportPlan, TensorPlan, plan_from_json
 from validators.expectation import ITEMSIZE
 
 
@@ -71,11 +71,15 @@ def encoded_sizes(plan: ExportPlan) -> tuple[EncodedSize, ...]:
     weights: dict[str, dict[str, int]] = {}
     nbytes = Counter[str]()
     for _, tensor in plan.tensors():
-        name = tensor.encoding if tensor.part else tensor.dtype
+        name = _stored_as(tensor)
         nbytes[name] += tensor.spec.nbytes
         source = sum(prod(box.shape) * ITEMSIZE[box.dtype] for box in tensor.inputs)
         weights.setdefault(name, {})[tensor.part.weight if tensor.part else tensor.name] = source
     return tuple(EncodedSize(name, len(held), nbytes[name], sum(held.values())) for name, held in sorted(weights.items()))
+
+
+def _stored_as(tensor: TensorPlan) -> str:
+    return tensor.encoding if tensor.part else tensor.dtype
 
 
 def print_plan(preview: Preview, *, as_json: bool) -> None:
@@ -94,14 +98,14 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     print(f"family   {plan.family}, naming {plan.naming}")
     ops = Counter(tensor.op.name for tensor in tensors)
     casts = sum(tensor.encoding == "cast" for tensor in tensors)
-    dtypes = Counter(tensor.dtype for tensor in tensors)
+    dtypes = Counter(_stored_as(tensor) if plan.is_gguf else tensor.dtype for tensor in tensors)
     print(f"tensors  {len(tensors)}: {', '.join(f'{d} x{n}' for d, n in sorted(dtypes.items()))}; {casts} cast")
     print(f"ops      {', '.join(f'{op} x{n}' for op, n in sorted(ops.items()))}")
     for size in encoded_sizes(plan):
         share = f"{format_bytes(size.nbytes)} from {format_bytes(size.source_nbytes)}"
         print(f"stored   {size.encoding}: {size.tensors} tensors, {share}")
     for kept in plan.quantized.whole if plan.quantized else ():
-        print(f"whole    {kept.name}: {kept.because}")
+        print(f"{'finer' if plan.is_gguf else 'whole':<9}{kept.name}: {kept.because}")
     for file in plan.files:
         print(f"file     {file.name}  {format_bytes(file.nbytes)}  {len(file.tensors)} tensors")
     for alias in plan.aliases:

@@ -8,9 +8,9 @@ import re
 import unicodedata
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 RUNS_VARIABLE = "SHARDWRIGHT_RUNS"
 DTYPES = {"source": "", "fp32": "F32", "bf16": "BF16", "fp16": "F16"}
@@ -166,6 +166,9 @@ class ExportRequest(BaseModel):
         description="Store linear layers quantized, as compressed-tensors does: fp8 (a scale per channel), fp8-block (per 128x128), int8"
         " (W8A16), int8-w8a8, int4 (groups of 128); or a YAML file of rules.",
     )
+    gguf: Literal["", "f16", "bf16", "q8_0"] = Field(
+        "", description="Write one GGUF file in the place of safetensors; how its matrices are stored."
+    )
     weights: Literal["stored", "master"] = Field(
         "stored", description="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always)."
     )
@@ -189,6 +192,14 @@ class ExportRequest(BaseModel):
 
     _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also", mode="before")(refuse_unfit)
     _reasons = field_validator("drop", "skip")(_has_reason)
+
+    @model_validator(mode="after")
+    def _says_once_how_values_are_stored(self) -> Self:
+        options = {"dtype": self.dtype != "source", "quantize": bool(self.quantize), "keep_tied_head": self.keep_tied_head}
+        others = [f"--{name.replace('_', '-')}" for name, is_given in options.items() if is_given]
+        if self.gguf and others:
+            raise ValueError(f"--gguf says how values are stored, and engines tie by the head's absence; leave out {', '.join(others)}")
+        return self
 
     @property
     def dtype_code(self) -> str:

@@ -10,6 +10,7 @@ from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
 from reports.codes_of_sources import CODES_OF_SOURCES
 from reports.drill_codes import DRILL_CODES
+from reports.gguf_codes import GGUF_CODES
 from reports.model import Finding
 from reports.retention_codes import RETENTION_CODES
 
@@ -346,6 +347,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _OUTLIERS
     | _VALUES
     | _QUANTIZED
+    | dict(GGUF_CODES)
     | _TOKENIZER_CODES
     | _CONFIG_CODES
     | dict(CODES_OF_DRIFT)

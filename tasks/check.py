@@ -17,15 +17,16 @@ from tasks.handover import Compared, Judged, Known, Measured, Planned, ReleaseFa
 from tasks.known import join_tables
 from tasks.measure import measure
 from tasks.measure_copies import measure_copies
+from tasks.measure_gguf import measure_ggufs
 from tasks.reference import reference_of
 from tasks.reshard import read_config
 from tasks.retrying import RETRIES
 from validators.check import Check, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_HEADERS
+from validators.checks import CHECKS_BEFORE_WRITING, CHECKS_OF_EXPORT, CHECKS_OF_GGUF, checks_of, of_headers
 from validators.expectation import ITEMSIZE, Evidence, Expectation, expectation_from_json
 from validators.quantized_names import expect_stored
 from validators.release import Release, StoredTensor, WeightFile, open_release
-from validators.tables import PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
+from validators.tables import GgufTable, PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
 
 @task(name="check plan", cache_policy=NO_CACHE)
@@ -62,6 +63,8 @@ def measure_release(
     Returns:
         Paths of the tables.
     """
+    if open_release(folder).is_gguf:
+        return _measure_ggufs(folder, planned, roots, run_folder, workers)
     unchanged = known.files if known else frozenset()
     found = measure(folder, plan_path=planned.whole if planned else None, source_roots=roots, workers=workers, without=unchanged)
     tensors, values = (found.tensors, found.values) if known is None else join_tables(folder, found, known)
@@ -76,6 +79,18 @@ def measure_release(
         write_table(PartTable, found.parts, run_folder / "parts.csv"),
         found.witness,
         more,
+    )
+
+
+def _measure_ggufs(folder: Path, planned: Planned | None, roots: tuple[Path, ...], run_folder: Path, workers: int) -> Measured:
+    found = measure_ggufs(folder, planned.whole if planned else None, roots, workers)
+    empty = {model: pd.DataFrame(columns=list(model.to_schema().columns)) for model in (ValueTable, PartTable)}
+    return Measured(
+        write_table(TensorTable, found.tensors, run_folder / "tensors.csv"),
+        write_table(ValueTable, empty[ValueTable], run_folder / "values.csv"),
+        write_table(PartTable, empty[PartTable], run_folder / "parts.csv"),
+        found.witness,
+        gguf=write_table(GgufTable, found.compared, run_folder / "gguf.csv") if found.witness.heard else None,
     )
 
 
@@ -94,12 +109,12 @@ def check_release(
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS_OF_EXPORT.
+        The results, in the order of CHECKS_OF_EXPORT, or of CHECKS_OF_GGUF.
     """
     absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
     evidence = replace(_evidence(folder, measured, compared, absent), expected=_expected_of(planned), in_stage=True)
     evidence = _with_plan(evidence, planned)
-    return Judged(_run_all(CHECKS_OF_EXPORT, evidence, skips, clock))
+    return Judged(_run_all(CHECKS_OF_GGUF if planned.is_gguf else CHECKS_OF_EXPORT, evidence, skips, clock))
 
 
 @task(name="check folder", cache_policy=NO_CACHE)
@@ -113,10 +128,10 @@ def check_folder(facts: ReleaseFacts, suite: str, skips: Mapping[str, str], cloc
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS.
+        The results of `checks_of`, in its order.
     """
     evidence = replace(gather_evidence(facts), suite=suite)
-    return Judged(_run_all(CHECKS, evidence, skips, clock))
+    return Judged(_run_all(checks_of(evidence.release), evidence, skips, clock))
 
 
 @task(name="check headers", cache_policy=NO_CACHE)
@@ -129,10 +144,12 @@ def check_headers(facts: ReleaseFacts, skips: Mapping[str, str], clock: Callable
         clock: seconds.
 
     Returns:
-        The results, in the order of CHECKS; the other checks are skipped.
+        The results of `checks_of`, in its order; the other checks are skipped.
     """
-    early = {result.check: result for result in _run_all(CHECKS_OF_HEADERS, gather_evidence(facts), skips, clock)}
-    unread = {check.name: CheckResult(check.name, "skipped", reason="stopped early") for check in CHECKS}
+    evidence = gather_evidence(facts)
+    checks = checks_of(evidence.release)
+    early = {result.check: result for result in _run_all(of_headers(checks), evidence, skips, clock)}
+    unread = {check.name: CheckResult(check.name, "skipped", reason="stopped early") for check in checks}
     return Judged(tuple({**unread, **early}.values()))
 
 
@@ -165,7 +182,8 @@ def _with_plan(evidence: Evidence, planned: Planned) -> Evidence:
 
 
 def _evidence(folder: Path, measured: Measured | None, compared: Compared, absent: Mapping[str, str]) -> Evidence:
-    found = measured.values if measured is not None and any(witness.heard for witness in measured.witnesses) else None
+    has_values = measured is not None and measured.gguf is None and any(witness.heard for witness in measured.witnesses)
+    found = measured.values if measured is not None and has_values else None
     heard = [path for path in (found, compared.values) if path is not None]
     return Evidence(
         open_release(folder),
@@ -175,6 +193,7 @@ def _evidence(folder: Path, measured: Measured | None, compared: Compared, absen
         witnesses=(*(measured.witnesses if measured else ()), *compared.witnesses),
         logits=compared.comparisons,
         reasons=absent,
+        gguf=read_table(GgufTable, measured.gguf) if measured and measured.gguf else None,
     )
 
 
@@ -198,7 +217,7 @@ def _expected_of(planned: Planned) -> Expectation | None:
 
 
 def _planned_release(planned: Planned, assets: Path | None) -> Release:
-    plan = plan_from_json(planned.path.read_text())
+    plan = plan_from_json((planned.whole if planned.is_gguf else planned.path).read_text())
     files = tuple(
         WeightFile(
             file.name,
@@ -230,19 +249,20 @@ def read_statistics(path: Path) -> tuple[TensorStatistics, ...]:
     return tuple(TensorStatistics(*row) for row in read_table(TensorTable, path)[names].itertuples(index=False, name=None))
 
 
-def read_encoded(planned: Planned, parts: Path) -> tuple[EncodedWeight, ...]:
+def read_encoded(planned: Planned, measured: Measured) -> tuple[EncodedWeight, ...]:
     """Return a release's quantized weights for the report.
 
     Args:
         planned: the plan.
-        parts: a PartTable of the release.
+        measured: the tables of the release.
 
     Returns:
         One per quantized weight, in the order stored.
     """
-    if not planned.is_quantized:
+    if not (planned.is_quantized or planned.is_gguf):
         return ()
-    table = read_table(PartTable, parts)  # only the part with the values has an error
+    of_gguf = measured.gguf  # of weights in parts, only the part with the values has an error
+    table = read_table(GgufTable, of_gguf) if of_gguf else read_table(PartTable, measured.parts)
     errors = dict(zip(table["name"], table["relative_error"], strict=True))
     by_weight: dict[str, list[TensorPlan]] = {}
     for _, tensor in plan_from_json(planned.path.read_text()).tensors():

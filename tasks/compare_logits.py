@@ -15,6 +15,8 @@ from tasks.reshard import read_config
 from tasks.sources import opened
 from validators.check import has_tokenizer
 from validators.expectation import expectation_from_json
+from validators.gguf_file import main_type
+from validators.release import open_release
 from validators.tables import ValueTable, write_table
 
 
@@ -39,14 +41,13 @@ def merge_uncast(loaded: Loaded, planned: Planned, folder: Path) -> Path:
 
     Args:
         loaded: the checkpoint.
-        planned: the plan; casts something.
+        planned: the plan.
         folder: made and filled.
 
     Returns:
         `folder`.
     """
-    assert planned.uncast is not None
-    plan, source = plan_from_json(planned.uncast.read_text()), opened(loaded.ref)
+    plan, source = plan_from_json((planned.uncast or planned.whole).read_text()), opened(loaded.ref)
     folder.mkdir(parents=True)
     for file in plan.files:
         execute_file(file, source, folder / file.name)
@@ -82,6 +83,7 @@ def compare_logits(
         The comparisons.
     """
     expected = expectation_from_json(planned.expected.read_text()) if planned.expected else None
+    stored = open_release(release)
     subject = Subject(
         release,
         merged,
@@ -96,13 +98,14 @@ def compare_logits(
         release.parent / f"{release.name}-scratch",
         _encodings(planned),
         loaded.ref.weights == "master",
+        main_type(stored.ggufs[0]) if stored.is_gguf else "",
     )
     try:
-        found = compare(subject)
+        evidence = compare(subject)
     except ForwardError as error:  # what was written does not load: a failed check of the release, not of the request
         return Compared((not_compared(subject, str(error)),))
-    values = None if found.values is None else write_table(ValueTable, found.values, run_folder / "live_values.csv")
-    return Compared(found.comparisons, found.witnesses, found.reason, values)
+    values = None if evidence.values is None else write_table(ValueTable, evidence.values, run_folder / "live_values.csv")
+    return Compared(evidence.comparisons, evidence.witnesses, evidence.reason, values)
 
 
 def _encodings(planned: Planned) -> dict[str, str]:

@@ -16,6 +16,7 @@ import torch
 
 from reports.errors import ReleaseError, name_some
 from tasks.batches import CHAT, TEXT, Batch, random_batch, row_batch
+from tasks.gguf_reading import gguf_arguments
 from tasks.quiet import Talk, quiet
 from validators.release import open_release
 
@@ -140,8 +141,9 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
             room.offload_folder.mkdir(parents=True, exist_ok=True)
             offload = {"device_map": "auto", "max_memory": {"cpu": room.memory_limit}, "offload_folder": str(room.offload_folder)}
         with _as_forward_error(folder):
+            gguf = gguf_arguments(folder, _LOADING)
             model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True, **_LOADING, **_DETERMINISTIC, **offload
+                folder, dtype=dtype, output_loading_info=True, **gguf, **_LOADING, **_DETERMINISTIC, **offload
             )
         unfilled = sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])})
         if unfilled:
@@ -351,7 +353,9 @@ def nbytes_of(folder: Path, dtype: torch.dtype) -> int:
     Returns:
         Bytes.
     """
-    return sum(prod(tensor.shape) for tensor in open_release(folder).stored()) * dtype.itemsize
+    release = open_release(folder)
+    stored = release.ggufs[0].tensors if release.is_gguf else release.stored()
+    return sum(prod(tensor.shape) for tensor in stored) * dtype.itemsize
 
 
 @contextmanager

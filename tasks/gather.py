@@ -16,6 +16,7 @@ from tasks.logits_line import Subject, compare, not_compared
 from tasks.reshard import describe_unknown
 from validators.check import has_tokenizer
 from validators.expectation import Expectation, expectation_from_json, expectation_to_json
+from validators.gguf_file import main_type
 from validators.quantized_names import expect_stored
 from validators.release import Release, open_release
 from validators.shapes import whole_tensors
@@ -51,7 +52,7 @@ def describe_release(folder: Path, family: str, run_folder: Path) -> Described:
         nbytes[tensor.dtype] += tensor.stop - tensor.start
     dtype = max(sorted(nbytes), key=lambda code: nbytes[code], default="")
     holds_head = expected is not None and expected.head in stored
-    nbytes_all = sum(file.nbytes for file in release.files)
+    nbytes_all = sum(release.weight_files().values())
     may = expected.may_keep_fp32 if expected else frozenset()
     kept = tuple(sorted(name for name in may if name in stored and stored[name].dtype == "F32"))
     return Described(folder, path, reason, dtype, holds_head, bool(release.config), nbytes_all, kept)
@@ -86,7 +87,7 @@ def digest_files(folder: Path, workers: int) -> dict[str, str]:
     Returns:
         sha256 in hex, by file name.
     """
-    return digest_all(folder, (file.name for file in open_release(folder).files), workers)
+    return digest_all(folder, open_release(folder).weight_files(), workers)
 
 
 @task(name="compare recorded logits", cache_policy=NO_CACHE)
@@ -107,12 +108,14 @@ def compare_recorded(described: Described, run_folder: Path, golden: Path, memor
     """
     folder = described.folder
     expected = expectation_from_json(described.expected.read_text()) if described.expected else None
+    stored = open_release(folder)
     subject = Subject(
         release=folder,
         merged=folder,
         source_format="no checkpoint",
         source_roots=(),
         source_dtype=described.dtype,
+        gguf=main_type(stored.ggufs[0]) if stored.is_gguf else "",
         release_dtype=described.dtype,
         is_moe=bool(expected and expected.experts),
         golden=golden,

@@ -44,6 +44,7 @@ class Loaded:
 class ModelRequest:
     """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder; `keep` are
     released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole).
+    `gguf` is how matrices are stored in a GGUF file, "" where none is asked for.
     """
 
     assets: Path | None
@@ -54,6 +55,7 @@ class ModelRequest:
     max_file_bytes: int
     keep: tuple[str, ...] = ()
     quantize: tuple[tuple[str, str, str], ...] = ()
+    gguf: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Planned:
     quantized; `table` is a PlanTable of it. `uncast` is the plan without casts as well, None where there is nothing to leave out;
     `expected` a stored Expectation, None for `--family none`; `config` the config the release gets, None without; `notes` are for the
     reader of plan and report; `unloadable` says why transformers will not load the release, "" where nothing is known against it.
+    `header` holds the first bytes of a GGUF file, None where safetensors are written.
     """
 
     path: Path
@@ -81,11 +84,17 @@ class Planned:
     omissions: tuple[Omission, ...]
     notes: tuple[str, ...] = ()
     unloadable: str = ""
+    header: Path | None = None
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some weights are stored in parts."""
-        return self.whole != self.path
+        """Whether some weights are stored in parts, as compressed-tensors does."""
+        return self.whole != self.path and self.header is None
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file that is written."""
+        return self.header is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,8 @@ class Described:
 class Measured:
     """A release re-read from disk: paths of a TensorTable, a ValueTable and a PartTable, and the witnesses that were heard or not.
 
-    `witness` is the second path; `more` are those that some formats have beside it.
+    `witness` is the second path; `more` are those that some formats have beside it. `gguf` is a GgufTable, None where no GGUF file was
+    held against the source.
     """
 
     tensors: Path
@@ -119,6 +129,7 @@ class Measured:
     parts: Path
     witness: Witness
     more: tuple[Witness, ...] = ()
+    gguf: Path | None = None
 
     @property
     def witnesses(self) -> tuple[Witness, ...]:

@@ -25,6 +25,7 @@ from tasks.compressed import scheme_bits, write_honest_quantization
 from tasks.divergence import Divergence, diverge
 from tasks.forward import Room, default_batches, first_diverging_layer, limits_of, nbytes_of, open_model, reachable_ids, why_not_runnable
 from tasks.honest_cast import write_honest_cast
+from tasks.honest_gguf import write_honest_gguf
 from tasks.measure import DTYPES
 from tasks.witnesses import framework, native_forward, native_shards, recorded
 from tasks.witnesses.hearing import NotHeardError
@@ -43,7 +44,7 @@ class Subject:
     `merged` is the release before any cast, or `release` itself when nothing was cast. Dtypes are safetensors codes. `tokenizer` is a
     folder with a sound tokenizer, or None; `scratch` a folder that is made, filled and removed. `encodings` says how weights were
     quantized, by name; none for a release that another tool quantized, whose logits are not compared. `of_masters`: the optimizer's
-    fp32 masters were exported, but the trainer ran with weights of its own precision.
+    fp32 masters were exported, but the trainer ran with weights of its own precision. `gguf` is the type most of a GGUF file's bytes have.
     """
 
     release: Path
@@ -59,6 +60,7 @@ class Subject:
     scratch: Path
     encodings: Mapping[str, str] = field(default_factory=dict)
     of_masters: bool = False
+    gguf: str = ""
 
     @property
     def mapping_dtype(self) -> str:
@@ -73,9 +75,28 @@ class Subject:
     @property
     def cast_row(self) -> LimitsRow:
         """The limits that its dtype, or its coarsest encoding, allows."""
+        if self.gguf == "Q8_0":
+            return quantized_row({("int", 8)}, is_moe=self.is_moe)
         if self.encodings:
             return quantized_row({scheme_bits(encoding) for encoding in self.encodings.values()}, is_moe=self.is_moe)
-        return limits_row(self.release_dtype, self.source_dtype, "", is_moe=self.is_moe)
+        return limits_row(self.gguf or self.release_dtype, self.source_dtype, "", is_moe=self.is_moe)
+
+    def recorded_row(self, computed_in: str) -> LimitsRow:
+        """Return the limits of the merged values against recorded logits; of a GGUF file without a source, those of its own type.
+
+        Args:
+            computed_in: dtype of the recorded forward.
+
+        Returns:
+            A key of LIMITS.
+        """
+        own = "" if self.is_cast else self.gguf
+        return self.cast_row if own == "Q8_0" else limits_row(own, self.mapping_dtype, computed_in, is_moe=self.is_moe)
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether transformers decodes the stored values before it runs them: then all of them must fit in memory."""
+        return bool(self.encodings or self.gguf)
 
     @property
     def room(self) -> Room:
@@ -124,7 +145,7 @@ def compare(subject: Subject) -> LogitsEvidence:
 
 
 def _compare(subject: Subject) -> LogitsEvidence:
-    reason = why_not_runnable(subject.release) or (_why_too_large(subject) if subject.encodings else why_not_comparable(subject.release))
+    reason = why_not_runnable(subject.release) or (_why_too_large(subject) if subject.is_decoded else why_not_comparable(subject.release))
     if reason:
         own = (native_forward.NAME,) if subject.source_format in native_shards.FORMATS else ()
         silent = tuple(Witness(name, False, ("mapping",), reason) for name in ("recorded", framework.NAME, *own))
@@ -163,9 +184,13 @@ def why_not_comparable(folder: Path) -> str:
 
 
 def _why_too_large(subject: Subject) -> str:
-    # A quantized model is unpacked in memory at its first forward; it cannot run from disk.
+    # A quantized model is unpacked in memory at its first forward, a GGUF file while it is loaded; neither can run from disk.
     needed = nbytes_of(subject.merged, torch.float32)
-    return f"a quantized model must fit in memory, {needed:,} bytes (--witness-memory)" if needed > subject.memory_limit else ""
+    return (
+        f"a quantized model, or one in GGUF, must fit in memory, {needed:,} bytes (--witness-memory)"
+        if needed > subject.memory_limit
+        else ""
+    )
 
 
 def read_golden(golden: Path, config_folder: Path, tokenizer: Path | None) -> recorded.Recorded:
@@ -211,7 +236,7 @@ def _hear_framework(subject: Subject) -> tuple[framework.Framework | None, pd.Da
     proves = ("bytes", "mapping")
     try:
         # Quantized parameters are not bit-equal to anything of the source; the merged ones are, before they were quantized.
-        folder, dtype = (subject.merged, subject.source_dtype) if subject.encodings else (subject.release, subject.release_dtype)
+        folder, dtype = (subject.merged, subject.source_dtype) if subject.is_decoded else (subject.release, subject.release_dtype)
         live = framework.Framework(subject.source_format, subject.source_roots, folder, subject.memory_limit)
         values = live.compare_parameters(folder, DTYPES[dtype])
     except NotHeardError as reason:
@@ -268,7 +293,7 @@ def _hidden(folder: Path, batch: Batch, subject: Subject) -> tuple[torch.Tensor,
 
 
 def _compare_recorded(subject: Subject, golden: recorded.Recorded, run: _Run) -> LogitsComparison:
-    row = limits_row("", subject.mapping_dtype, golden.computed_in, is_moe=subject.is_moe)
+    row = subject.recorded_row(golden.computed_in)
     noise = _EPS[golden.computed_in] * float(golden.logits.abs().max())
     found = diverge([golden.logits], [run.logits[-1]], vocab=min(golden.vocab, run.reachable), noise=noise)
     return _comparison("mapping", "recorded logits", "merged values", row, found, LIMITS[row])
@@ -305,6 +330,8 @@ def _compare_cast(subject: Subject, run: _Run) -> LogitsComparison:
 
 def _write_honest(subject: Subject, folder: Path) -> Path:
     # The same cast, or the same quantization, made by other means.
+    if subject.gguf:
+        return write_honest_gguf(subject.merged, subject.release, folder)
     if subject.encodings:
         return write_honest_quantization(subject.merged, subject.release, subject.encodings, folder)
     return write_honest_cast(subject.merged, subject.release, folder)

@@ -105,7 +105,7 @@ def measure(
         CoverageError: the source does not hold all of a target.
         UnmappedError: the source lacks a tensor the plan names.
     """
-    witness, said = _hear(plan_path, source_roots)
+    witness, said = hear(plan_path, source_roots)
     release = open_release(folder)
     encoded = encoded_names(release)
     jobs = [
@@ -131,7 +131,19 @@ def _start_worker() -> None:
     _worker.scratch = Scratch()
 
 
-def _hear(plan_path: Path | None, source_roots: tuple[Path, ...]) -> tuple[SecondPath | None, Witness]:
+def hear(plan_path: Path | None, source_roots: tuple[Path, ...]) -> tuple[SecondPath | None, Witness]:
+    """Return the second path of a plan.
+
+    Args:
+        plan_path: the plan; None where there is none.
+        source_roots: the source's folders, the main one first.
+
+    Returns:
+        The witness, or None, and what is said of it.
+
+    Raises:
+        FormatError: the source is damaged.
+    """
     name, proves = SecondPath.name, ("bytes",)
     if plan_path is None:
         return None, Witness(name, False, proves, "no plan: the source's tensors cannot be matched to the release's")

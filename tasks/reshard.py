@@ -22,6 +22,7 @@ from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
 from tasks.forward import describe_architecture
+from tasks.gguf_release import plan_file
 from tasks.handover import ModelRequest, Planned, SourceRef
 from tasks.sources import opened
 from validators.expectation import Expectation, expectation_to_json
@@ -51,20 +52,19 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         _check_quantizing(config)
     asked = _plan_request(request, choice)
     plan = make_plan(catalog, asked)
-    is_quantized = plan.quantized is not None and bool(plan.quantized.groups)
-    whole = make_plan(catalog, replace(asked, quantize=())) if is_quantized else plan
+    groups = plan.quantized.groups if plan.quantized is not None else ()
+    whole = make_plan(catalog, replace(asked, quantize=())) if groups else plan
     path = _store_plan(plan, folder / "plan.json")
     is_tied = choice.expected.is_tied if choice.expected else bool(config.get("tie_word_embeddings"))
     written, changes = planned_config(config, whole, is_tied=is_tied) if config else ({}, ())
     changes = (*_derived({} if given else config), *changes)
-    if plan.quantized is not None and is_quantized:
+    if plan.quantized is not None and groups:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
-    groups = plan.quantized.groups if plan.quantized is not None else ()
     unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
-    return Planned(
+    planned = Planned(
         path,
-        _store_plan(whole, folder / "plan_whole.json") if is_quantized else path,
+        _store_plan(whole, folder / "plan_whole.json") if groups else path,
         plan.digest,
         write_table(PlanTable, _plan_table(whole), folder / "plan.csv"),
         _store_expectation(expectation_for(plan, choice), folder),
@@ -79,6 +79,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         _notes(plan, unloadable),
         unloadable,
     )
+    return _as_gguf(planned, plan, choice, written, request, folder) if request.gguf else planned
 
 
 def read_config(assets: Path | None, name: str = "config.json") -> Mapping[str, object]:
@@ -122,6 +123,24 @@ def describe_unknown(assets: Path | None) -> Expectation:
     head = alias or (alike[-1] if alike else "")
     model_type = str(read_config(assets).get("model_type"))
     return described(found.shapes, is_tied=bool(found.tied), embedding=kept, head=head, model_type=model_type)
+
+
+def _as_gguf(
+    planned: Planned, whole: ExportPlan, choice: Choice, config: Mapping[str, object], request: ModelRequest, folder: Path
+) -> Planned:
+    # One file under GGUF's names in the place of the ordinary plan's, which the source is compared with.
+    made = plan_file(whole, request.gguf, choice, config, request.assets, folder)
+    return replace(
+        planned,
+        path=_store_plan(made.plan, folder / "plan_gguf.json"),
+        digest=made.plan.digest,
+        files=tuple((file.name, file.nbytes) for file in made.plan.files),
+        nbytes=made.plan.nbytes,
+        uncast=planned.path,
+        omissions=(*planned.omissions, *made.omissions),
+        notes=_notes(made.plan, ""),
+        header=made.header,
+    )
 
 
 def _plan_request(request: ModelRequest, choice: Choice) -> PlanRequest:
@@ -207,7 +226,7 @@ def _groups_in_words(quantized: Quantized) -> str:
 def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
     if plan.quantized is None:
         return ()
-    none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
+    none = () if plan.quantized.groups or plan.is_gguf else ("no weight could be quantized: this release is not quantized",)
     return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
 
 

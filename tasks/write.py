@@ -36,7 +36,8 @@ def write_file(ref: SourceRef, planned: Planned, stage: Stage, name: str, progre
     file = next(file for file in plan.files if file.name == name)
     record = stage.finished(file)
     if record is None:
-        record = execute_file(file, opened(ref), stage.folder / name, progress=progress, with_helper=with_helper)
+        header = planned.header.read_bytes() if planned.header else b""
+        record = execute_file(file, opened(ref), stage.folder / name, progress=progress, with_helper=with_helper, header=header)
         stage.keep(record)
     else:
         progress(file.nbytes)

@@ -56,7 +56,7 @@ KINDS: tuple[_Kind, ...] = (
     _kind(
         "files.other-format",
         "weights, or an index of weights, in a format that is not judged here",
-        r"\.(gguf|ggml|h5|msgpack|onnx|onnx_data|tflite|nemo|npz|npy|mlmodel|engine)$|(^|/)(pytorch|tf|flax)_model[\w.-]*\.index\.json$",
+        r"\.(ggml|h5|msgpack|onnx|onnx_data|tflite|nemo|npz|npy|mlmodel|engine)$|(^|/)(pytorch|tf|flax)_model[\w.-]*\.index\.json$",
     ),
     _kind(
         "files.leftover",

@@ -32,6 +32,8 @@ Need = Literal[
     "reference_config",
     "reference_tokenizer",
     "earlier",
+    "gguf",
+    "gguf_values",
 ]
 
 T = TypeVar("T")
@@ -117,6 +119,8 @@ NEEDS: Mapping[Need, _NeedRow] = MappingProxyType(
         "reference_tokenizer": _NeedRow(
             lambda evidence: evidence.reference is not None and has_tokenizer(evidence.reference.folder), "no reference"
         ),
+        "gguf": _NeedRow(lambda evidence: bool(evidence.release.ggufs), "no GGUF file"),
+        "gguf_values": _NeedRow(lambda evidence: evidence.gguf is not None, "no second reading of the source"),
         "earlier": _NeedRow(
             lambda evidence: evidence.reference is not None and evidence.reference.tensors is not None, "no earlier release"
         ),

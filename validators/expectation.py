@@ -109,11 +109,11 @@ class Reference:
 class Evidence:
     """What is known of a release when the checks run. What was not gathered is None or empty, and the checks that need it are skipped.
 
-    `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable, `parts` a PartTable (validators.tables). `dtype` is the
-    release dtype code asked for, "" for the source's own. `reasons` says, per need, why it is absent ("no config.json in --assets").
-    `digests` are sha256 hex digests of weight files as re-read, by file name. `in_stage` says that the release is complete but not
-    committed yet. `suite` is the JSON text of the policy's statistics suite, "" for the one that is shipped. `reference` is what
-    config, tokenizer and statistics are held against.
+    `plan` is a PlanTable, `tensors` a TensorTable, `values` a ValueTable, `parts` a PartTable, `gguf` a GgufTable where a source was
+    heard (validators.tables). `dtype` is the release dtype code asked for, "" for the source's own. `reasons` says, per need, why it is
+    absent ("no config.json in --assets"). `digests` are sha256 hex digests of weight files as re-read, by file name. `in_stage` says that
+    the release is complete but not committed yet. `suite` is the JSON text of the policy's statistics suite, "" for the one that is
+    shipped. `reference` is what config, tokenizer and statistics are held against.
     """
 
     release: Release
@@ -130,6 +130,7 @@ class Evidence:
     digests: Mapping[str, str] = field(default_factory=dict)
     in_stage: bool = False
     reference: Reference | None = None
+    gguf: pd.DataFrame | None = None
 
 
 _STORED = TypeAdapter(Expectation)

@@ -17,7 +17,7 @@ from reports.model import Finding
 from validators.beside import LFS_POINTER, judge_beside, read_head
 from validators.check import Check, Outcome
 from validators.expectation import ITEMSIZE, Evidence
-from validators.release import INDEX_NAME, Release, WeightFile, keys_twice
+from validators.release import INDEX_NAME, WEIGHTS, Release, WeightFile, keys_twice
 
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", INDEX_NAME)
 SINGLE_NAME = "model.safetensors"  # the one name loaders find without an index
@@ -48,12 +48,12 @@ def examine(evidence: Evidence) -> Outcome:
         "tensors": len(stored),
         "tensor_nbytes": sum(tensor.stop - tensor.start for tensor in stored),
     }
-    return Outcome(tuple(findings), len(release.files) + len(release.malformed), measured)
+    return Outcome(tuple(findings), len(release.files) + len(release.ggufs) + len(release.malformed), measured)
 
 
 def _judge_malformed(release: Release) -> Iterator[Finding]:
-    if not release.files and not any(bad.file.endswith(".safetensors") for bad in release.malformed):
-        yield finding("files.none", str(release.folder), expected="at least one .safetensors file", found="none")
+    if not (release.files or release.ggufs) and not any(bad.file.endswith(WEIGHTS) for bad in release.malformed):
+        yield finding("files.none", str(release.folder), expected="at least one .safetensors or .gguf file", found="none")
     for bad in release.malformed:
         head = read_head(release.folder / bad.file) if release.folder is not None else ""
         code = "files.malformed" if head else "files.zero-length"

@@ -53,7 +53,7 @@ def _sizes(release: Release) -> Mapping[str, int]:
     # Bytes of every file; of weight files as their headers were read.
     assert release.folder is not None
     unread = (*release.others, *(bad.file for bad in release.malformed))
-    return {name: (release.folder / name).stat().st_size for name in unread} | {file.name: file.nbytes for file in release.files}
+    return {name: (release.folder / name).stat().st_size for name in unread} | release.weight_files()
 
 
 def _hash_small_files(release: Release, entries: Mapping[str, object]) -> Digests:

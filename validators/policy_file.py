@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from reports.codes import CODES
 from reports.errors import RequestError
 from reports.model import Waiver
-from validators.checks import CHECKS
+from validators.checks import CHECKS, NAMED
 from validators.marked_text import find_line, read_marked, read_text, refuse
 from validators.policy import LIMITS, LimitsRow, Policy
 from validators.suite import DEFAULT_SUITE, read_suite
@@ -30,7 +30,7 @@ def _is_line(text: str) -> str:
 
 
 def _is_check(name: str) -> str:
-    if name not in (names := [check.name for check in CHECKS]):
+    if name not in (names := [check.name for check in NAMED]):
         raise ValueError(f"no check {name!r}; there are {', '.join(names)}")
     return name
 

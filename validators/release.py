@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from validators.gguf_file import SUFFIX, GgufFile, read_gguf
+
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 MAX_NUMEL = 2**48  # elements; what is larger is no tensor but an attack on whoever allocates it
 INDEX_NAME = "model.safetensors.index.json"
@@ -23,6 +25,7 @@ MARKER_NAME = "shardwright.committed"
 # What git and the hub's client keep for themselves inside a folder of weights, and what an export keeps in its stage: no part of a release.
 _BOOKKEEPING = (".git/", ".gitattributes", ".gitignore", ".cache/huggingface/")
 STAGE_FOLDER = ".progress/"
+WEIGHTS = (".safetensors", SUFFIX)
 _PREFIX = struct.Struct("<Q")
 
 
@@ -60,7 +63,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A folder of release weights. `folder` is None for one that is only planned.
+    """A folder of release weights. `folder` is None for one that is only planned. `ggufs` are its GGUF files.
 
     `index` is the parsed index (empty when there is none); `others` the remaining file names, relative, sorted. `assets` is where the
     tokenizer lies: the folder itself once written.
@@ -75,6 +78,20 @@ class Release:
     others: tuple[str, ...] = ()
     malformed: tuple[Malformed, ...] = ()
     assets: Path | None = None
+    ggufs: tuple[GgufFile, ...] = ()
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether its weights are in GGUF files alone."""
+        return bool(self.ggufs) and not self.files
+
+    def weight_files(self) -> dict[str, int]:
+        """Return the files that hold weights.
+
+        Returns:
+            Bytes by name.
+        """
+        return {file.name: file.nbytes for file in self.files} | {file.name: file.nbytes for file in self.ggufs}
 
     def stored(self) -> Iterator[StoredTensor]:
         """Yield what is stored.
@@ -98,7 +115,14 @@ class Release:
 class _Folder:
     # Collects what open_release finds.
     files: list[WeightFile] = field(default_factory=list)
+    ggufs: list[GgufFile] = field(default_factory=list)
     malformed: list[Malformed] = field(default_factory=list)
+
+    def read_weights(self, path: Path, name: str) -> None:
+        if name.endswith(SUFFIX):
+            self.ggufs.append(read_gguf(path, name))
+        else:
+            self.files.append(read_header(path, name))
 
     def parse_json(self, path: Path) -> Mapping[str, object]:
         if not path.is_file():
@@ -122,9 +146,9 @@ def open_release(folder: Path) -> Release:
     found = _Folder()
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     for name in names:
-        if name.endswith(".safetensors"):
+        if name.endswith(WEIGHTS):
             try:
-                found.files.append(read_header(folder / name, name))
+                found.read_weights(folder / name, name)
             except (OSError, ValueError, RecursionError) as error:
                 found.malformed.append(Malformed(name, str(error)))
     return Release(
@@ -134,9 +158,10 @@ def open_release(folder: Path) -> Release:
         generation_config=found.parse_json(folder / "generation_config.json"),
         index=found.parse_json(folder / INDEX_NAME),
         manifest=found.parse_json(folder / MANIFEST_NAME),
-        others=tuple(name for name in names if not name.endswith(".safetensors")),
+        others=tuple(name for name in names if not name.endswith(WEIGHTS)),
         malformed=tuple(found.malformed),
         assets=folder,
+        ggufs=tuple(found.ggufs),
     )
 
 

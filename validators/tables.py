@@ -134,6 +134,29 @@ class PartTable(_Table):
     rounding: Series[float] = pa.Field(nullable=True)
 
 
+class GgufTable(_Table):
+    """One row per tensor of a GGUF file that was re-read. `published` is its name in the source, "" where that has no such tensor.
+
+    Where `compared` is 1: of `units` values (blocks, where the type has them) `differing` are not bit-equal to what the source gives, the
+    first at `first` (-1 for none); `unpermuted` is 1 when they are what rows in the published order would give; `relative_error` is
+    rms(dequantized - source) / rms(source), `rounding` what rounding to the nearest step leaves of it. CRCs are of the whole tensor's
+    bytes, -1 where there is none to expect: they tell an exchanged tensor from a damaged one.
+    """
+
+    name: Series[str] = pa.Field(str_length={"min_value": 1}, unique=True)
+    published: Series[str]
+    type: Series[str]
+    compared: Series[int] = pa.Field(isin=[0, 1])
+    units: Series[int] = pa.Field(ge=0)
+    differing: Series[int] = pa.Field(ge=0)
+    first: Series[int] = pa.Field(ge=-1)
+    unpermuted: Series[int] = pa.Field(isin=[0, 1])
+    relative_error: Series[float] = pa.Field(nullable=True)
+    rounding: Series[float] = pa.Field(nullable=True)
+    expected_crc32: Series[int] = pa.Field(ge=-1)
+    found_crc32: Series[int] = pa.Field(ge=-1)
+
+
 def write_table(model: type[_Table], table: pd.DataFrame, path: Path) -> Path:
     """Validate a table and write it as CSV.
 

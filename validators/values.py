@@ -45,7 +45,8 @@ def examine(evidence: Evidence) -> Outcome:
         "witnesses": ", ".join(sorted({row.witness for row in rows})),
     }
     limits = {"differing": 0, "flushed_share": FLUSHED_SHARE}
-    return Outcome(tuple(findings), sum(tensor.name in compared for tensor in stored), measured, limits)
+    held = [tensor.name for tensor in stored] if stored else list(compared)  # of a GGUF file, the values it was made from are compared
+    return Outcome(tuple(findings), sum(name in compared for name in held), measured, limits)
 
 
 def _judge_coverage(name: str, shape: tuple[int, ...], rows: Sequence[Compared]) -> Iterator[Finding]:

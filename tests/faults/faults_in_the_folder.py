@@ -155,7 +155,7 @@ STRAYS = (
     Fault("rng_left", "dense", "files.training-state", put("rng_state_3.pth")),
     Fault("zero_states_left", "dense", "files.training-state", put("global_step7/mp_rank_00_model_states.pt")),
     Fault("dcp_left", "dense", "files.training-state", put("__0_0.distcp")),
-    Fault("gguf_beside", "dense", "files.other-format", put("model-q4.gguf")),
+    Fault("onnx_beside", "dense", "files.other-format", put("model.onnx")),
     Fault("index_of_other_format", "dense", "files.other-format", write("pytorch_model.bin.index.json", "{}")),
     Fault("editor_backup", "dense", "files.leftover", write("config.json.bak", "{}")),
     Fault("notebook_checkpoints", "dense", "files.leftover", write(".ipynb_checkpoints/README-checkpoint.md", "x")),

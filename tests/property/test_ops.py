@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.errors import ShapeError
+from tasks.engine.planning.gguf import TO_PAIRS
 from tasks.engine.tensors.ops import (
     APPLY,
     OPS,
     CutRows,
     JoinQkv,
     Op,
+    OpCall,
     Piece,
     RopeToHalves,
     Same,
@@ -193,7 +195,19 @@ def test_every_applied_op_is_named_by_some_piece(name):
     named = set()
     for shape, op, targets in (((4, 2), Same(), ("t",)), ((4, 2), RopeToHalves(), ("t",)), ((4, 2), Transpose(), ("t",))):
         named |= {piece.call.name for piece in op.pieces("s", shape, targets, {"head_dim": 4})}
+    named |= {call.name for call in TO_PAIRS.values()}  # which no rule asks for, but a GGUF file
     assert name in named
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([(), (3,)]), st.integers(1, 2))
+def test_pairs_made_of_halves_are_what_llama_cpp_permutes_them_to(heads, half, columns, band):
+    rows = np.arange(heads * 2 * half * int(np.prod(columns)), dtype=np.uint32).reshape(heads * 2 * half, *columns)
+    call = OpCall("rope_to_pairs", 2 * half)
+    truth = torch.from_numpy(rows.view(np.int32)).unflatten(0, (heads, 2, half)).transpose(1, 2).flatten(0, 2).numpy().view(np.uint32)
+    edges = sorted({0, min(band, heads), heads})
+    bands = [apply_op(call, rows[a * 2 * half : b * 2 * half]) for a, b in itertools.pairwise(edges)]
+    assert np.array_equal(np.concatenate(bands), truth)
+    assert np.array_equal(apply_op(OpCall("rope_to_halves", 2 * half), truth), rows)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 JSON, schema "shardwright.plan/1":
 
     {"schema", "source": {"format", "root", "step", "digest", "weights"}, "family", "naming", "dims": {…},
-     "files": [{"name", "header_nbytes", "nbytes", "tensors": [
+     "files": [{"name", "header_nbytes", "nbytes", "header_sha256": "" | of a header that is no safetensors', "tensors": [
         {"name", "shape", "dtype",                          the target; dtype is the safetensors code written
          "inputs": [{"name", "offset", "shape", "dtype", "full_shape"}],   the box of each source tensor that is consumed
-         "op": {"name": "same" | "rope_to_halves" | "transpose", …},  after leading dims of length 1 are dropped to fit `shape`
+         "op": {"name": "same" | "rope_to_halves" | "rope_to_pairs" | "transpose", …},  after leading dims of length 1 are dropped
          "encoding": "copy" | "cast" | a quantized one, such as "int8",
          "part": null | {"weight", "suffix", "shape", "dtype"},   which part of which quantized weight this is
          "span": [start, stop]}]}],                         bytes in the file, header included
@@ -85,12 +85,16 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """One output file: header, then its tensors back to back in this order."""
+    """One output file: header, then its tensors in this order, back to back, or on the alignment where a format wants it (GGUF).
+
+    `header_sha256` is of a header that was made beforehand; "" where it follows from the tensors, as that of safetensors does.
+    """
 
     name: str
     header_nbytes: int
     nbytes: int
     tensors: tuple[TensorPlan, ...]
+    header_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class QuantizedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A matrix that stays unquantized though it was asked for."""
+    """A matrix that stays unquantized though it was asked for, or is stored in a finer type."""
 
     name: str
     because: str
@@ -179,6 +183,11 @@ class ExportPlan:
         """Values of all weights; scales and the like do not count."""
         weights = {t.part.weight: prod(t.part.shape) for _, t in self.tensors() if t.part is not None}
         return sum(weights.values()) + sum(t.spec.numel for _, t in self.tensors() if t.part is None)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is of a GGUF file."""
+        return any(file.header_sha256 for file in self.files)
 
     @property
     def nbytes(self) -> int:

@@ -27,7 +27,7 @@ EXPERT = "{expert}"
 class OpCall:
     """What is done to the values of a box. `head_dim` belongs to RoPE ops, 0 elsewhere."""
 
-    name: Literal["same", "rope_to_halves", "transpose"] = "same"
+    name: Literal["same", "rope_to_halves", "rope_to_pairs", "transpose"] = "same"
     head_dim: int = 0
 
     @property
@@ -264,9 +264,16 @@ def _rope_to_halves(rows: Raw, head_dim: int) -> Raw:
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
+def _rope_to_pairs(rows: Raw, head_dim: int) -> Raw:
+    # The inverse, as GGUF's llama has its rows.
+    heads = rows.reshape(rows.shape[0] // head_dim, 2, head_dim // 2, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
 APPLY: Mapping[str, Callable[[Raw, int], Raw]] = {
     "same": lambda rows, _: rows,
     "rope_to_halves": _rope_to_halves,
+    "rope_to_pairs": _rope_to_pairs,
     "transpose": lambda columns, _: columns.T,
 }
 

@@ -57,6 +57,7 @@ def execute_file(
     verify: Verify = Verify.FULL,
     progress: Progress | None = None,
     with_helper: bool = True,
+    header: bytes = b"",
 ) -> FileRecord:
     """Write one file of a plan; an existing file is overwritten.
 
@@ -67,6 +68,7 @@ def execute_file(
         verify: whether to digest and check on the way.
         progress: called with the number of bytes written since the last call.
         with_helper: whether a second thread computes the digest; of use where fewer files are written at a time than there are cores.
+        header: of a file that is no safetensors, as long as planned.
 
     Returns:
         The record of the file.
@@ -82,7 +84,7 @@ def execute_file(
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         with OrderedWriter(fd, with_digest=verify is Verify.FULL, with_helper=with_helper) as writer:
-            writer.put(memoryview(format_header([tensor.spec for tensor in file.tensors])))
+            writer.put(memoryview(header or format_header([tensor.spec for tensor in file.tensors])))
             writer_progress(file.header_nbytes)
             _write_tensors(file, source, writer, verify, pieces, flushed, writer_progress)
             digest = writer.finish()
@@ -120,14 +122,18 @@ def _write_tensors(
     flushed: dict[str, int],
     progress: Progress,
 ) -> None:
+    at = file.header_nbytes
     with PartWriter(source, BAND_NBYTES) as parts:
         for tensor in file.tensors:
+            _put(writer, progress, memoryview(bytes(tensor.span[0] - at)))
+            at = tensor.span[1]
             if tensor.part is not None:
                 lost = parts.write(tensor, partial(_put, writer, progress), pieces)
             else:
                 lost = _write_tensor(tensor, source, writer, verify, pieces, progress)
             if lost:
                 flushed[tensor.name] = lost
+    _put(writer, progress, memoryview(bytes(file.nbytes - at)))
 
 
 def _write_tensor(

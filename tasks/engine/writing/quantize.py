@@ -10,15 +10,16 @@ with several cores let torch use one for each thread (tasks/threads.py).
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 
 from tasks.engine.encodings.cast import encode_cast, to_tensor
 from tasks.engine.encodings.encoding import encode_band
-from tasks.engine.encodings.encodings import ENCODINGS
+from tasks.engine.encodings.encodings import BLOCKS, ENCODINGS
 from tasks.engine.planning.plan import Part, TensorPlan
 from tasks.engine.tensors.ops import Raw, apply_op
 from tasks.engine.writing.crc import CrcPiece
@@ -26,6 +27,7 @@ from tasks.engine.writing.source_bytes import SourceBytes
 from validators.layouts import layout_rows
 
 Put = Callable[[memoryview], None]
+Made = TypeVar("Made")
 _THREADS = 2  # per file; they start with the first weight
 
 
@@ -65,8 +67,17 @@ class PartWriter:
             EncodingError: a value is NaN or infinite, or a cast overflows.
         """
         assert tensor.part is not None
+        if tensor.encoding in BLOCKS:
+            return self._write_blocks(tensor, put, pieces)
         kind = layout_rows(ENCODINGS[tensor.encoding].scheme)[tensor.part.suffix].part
         return {"main": self._write_values, "scale": self._write_scales, "shape": _write_shape}[kind](tensor, put, pieces)
+
+    def _write_blocks(self, tensor: TensorPlan, put: Put, pieces: list[CrcPiece]) -> int:
+        flushed = 0
+        for stored, lost in self._encoded(tensor, 1, BLOCKS[tensor.encoding], pieces):
+            put(_bytes_of(stored))
+            flushed += lost
+        return flushed
 
     def _write_values(self, tensor: TensorPlan, put: Put, pieces: list[CrcPiece]) -> int:
         flushed, kept = 0, []
@@ -92,16 +103,25 @@ class PartWriter:
 
     def _bands(self, tensor: TensorPlan, pieces: list[CrcPiece]) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         # Of each band: what is stored, its scales, and how many values the cast flushed.
-        part, encoding = _part_of(tensor), ENCODINGS[tensor.encoding]
-        ahead: deque[tuple[Future[tuple[torch.Tensor, torch.Tensor]], int]] = deque()
-        for rows, lost in self._whole_blocks(tensor, part, encoding.band_rows, pieces):
-            ahead.append((self._pool.submit(encode_band, part.weight, to_tensor(rows, part.dtype), encoding), lost))
+        encoding = ENCODINGS[tensor.encoding]
+        encode = partial(encode_band, encoding=encoding)
+        for (stored, scales), lost in self._encoded(tensor, encoding.band_rows, encode, pieces):
+            yield stored, scales, lost
+
+    def _encoded(
+        self, tensor: TensorPlan, unit: int, encode: Callable[[str, torch.Tensor], Made], pieces: list[CrcPiece]
+    ) -> Iterator[tuple[Made, int]]:
+        # Of each band of rows in multiples of `unit`: what `encode` makes of it, and how many values the cast before it flushed.
+        part = _part_of(tensor)
+        ahead: deque[tuple[Future[Made], int]] = deque()
+        for rows, lost in self._whole_blocks(tensor, part, unit, pieces):
+            ahead.append((self._pool.submit(encode, part.weight, to_tensor(rows, part.dtype)), lost))
             if len(ahead) > _THREADS:
                 made, lost = ahead.popleft()
-                yield *made.result(), lost
+                yield made.result(), lost
         while ahead:
             made, lost = ahead.popleft()
-            yield *made.result(), lost
+            yield made.result(), lost
 
     def _whole_blocks(self, tensor: TensorPlan, part: Part, unit: int, pieces: list[CrcPiece]) -> Iterator[tuple[Raw, int]]:
         # Bands in the dtype that is quantized, of rows in multiples of `unit`, and how many values the cast flushed.
