@@ -81,7 +81,7 @@ def _guarded(command: Callable[[], object]) -> int:
     try:
         code = command()
     except ReleaseError as error:
-        print(f"shardwright: {error}", file=sys.stderr)
+        print("\n".join([f"shardwright: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return REFUSED
     except ValidationError as error:
         for problem in error.errors():

@@ -1,11 +1,14 @@
 """What a drill may be asked: one flat frozen model for command line, YAML and Prefect's form."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from flows.requests import Size, default_runs, refuse_unfit
+
+_TRAINER = r"[\w.]+:\w+"
 
 
 class DrillRequest(BaseModel):
@@ -18,7 +21,9 @@ class DrillRequest(BaseModel):
     level: Literal["D1", "D2", "D3"] | None = Field(
         None, description="D1 commit, D2 state, D3 resume; each includes those before. Default: D2, with --resume D3."
     )
-    resume: str = Field("", pattern=r"^$|^[\w.]+:\w+$", description="module:function of the training step to continue with.")
+    resume: str = Field(
+        "", json_schema_extra={"pattern": rf"^$|^{_TRAINER}$"}, description="module:function of the training step to continue with."
+    )
     steps: int = Field(20, ge=3, description="Steps to continue for, at most as many as are logged after the save.")
     world: int = Field(0, ge=0, description="Ranks to resume with. 0: as many as had saved, as the log or the save's files tell.")
     max_ranks: int = Field(8, ge=1, description="Processes that this machine may run at a time.")
@@ -34,6 +39,13 @@ class DrillRequest(BaseModel):
     )
 
     _paths = field_validator("root", "also", "goals", "log", "junit", "runs", mode="before")(refuse_unfit)
+
+    @field_validator("resume")
+    @classmethod
+    def _resume_names_a_function(cls, resume: str) -> str:
+        if resume and not re.fullmatch(_TRAINER, resume):
+            raise ValueError(f"{resume!r}: write module:function, such as my_trainer:build")
+        return resume
 
     @model_validator(mode="after")
     def _resume_is_d3(self) -> "DrillRequest":

@@ -5,7 +5,6 @@ bytes in the stage has passed; the report is written either way.
 """
 
 import errno
-import os
 import shutil
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,20 +16,19 @@ from flows.approval import ASKING
 from flows.hooks import remove_what_is_staged, say_how_to_go_on
 from flows.quantize_rules import read_rules
 from flows.reading import reading
-from flows.refusals import refuse_golden, refuse_unknown_checks
+from flows.refusals import refuse_inputs, refuse_inside_source, refuse_paths, refuse_unknown_checks
+from flows.refused_sources import reporting_refusals
 from flows.requests import ExportRequest
 from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
-from reports.paths import real_path
 from reports.write import write_report
 from tasks.artifacts import ProgressArtifact
 from tasks.check import check_plan, check_release, measure_release, read_encoded, read_statistics
 from tasks.compare_logits import check_golden, compare_logits, merge_uncast
-from tasks.engine.formats.readers import check_folder
 from tasks.engine.writing.sidecars import Lineage
-from tasks.engine.writing.stage import Stage, lock_of, refuse_taken
+from tasks.engine.writing.stage import Stage, lock_of
 from tasks.handover import Compared, Judged, Loaded, Measured, ModelRequest, Planned, SourceRef
 from tasks.load_shards import load_shards
 from tasks.publish import digest_stage, publish, read_listed
@@ -85,7 +83,7 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
     Raises:
         ReleaseError: whatever the request, the assets or the source's metadata already show.
     """
-    _check_inputs(request)
+    refuse_inputs(request)
     ref = SourceRef(
         request.source.absolute(), tuple(path.absolute() for path in request.also), request.step, tag=request.tag, weights=request.weights
     )
@@ -252,52 +250,17 @@ def check_request(request: ExportRequest) -> None:
     Raises:
         ReleaseError: the destination is taken or cannot be written, a path is missing or of the wrong kind, or a check is unknown.
     """
-    refuse_inside_source(request)
-    refuse_taken(request.to.absolute())
-    parent = next(folder for folder in request.to.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        raise RequestError("is a file, so nothing can be written into it", where=f"--to {parent}", remedy="Choose another --to.")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise RequestError("cannot be written", where=str(parent), remedy="Choose another --to, or change its permissions.")
-    for root in (request.source, *request.also):
-        check_folder(root)
+    refuse_paths(request)
     refuse_unknown_checks(request.skips, NAMED_AT_EXPORT)
     read_rules(request.quantize)
     if request.policy is not None:
         read_policy(request.policy)
-    _check_inputs(request)
-
-
-def _check_inputs(request: ExportRequest) -> None:
-    if request.assets is not None and not request.assets.is_dir():
-        what = "is a file, not a folder" if request.assets.exists() else "does not exist"
-        raise RequestError(what, where=f"--assets {request.assets}", remedy="Give the folder of config.json and tokenizer.")
-    refuse_golden(request.golden)
 
 
 def _refuse_unloadable(request: ExportRequest, planned: Planned) -> None:
     if planned.unloadable and "logits" not in request.skips:
         remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
         raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
-
-
-def refuse_inside_source(request: ExportRequest) -> None:
-    """Raise when something would be written into the checkpoint.
-
-    Args:
-        request: what to export.
-
-    Raises:
-        RequestError: the destination or the run folders lie inside it.
-    """
-    for option, path in (("--to", request.to), ("--runs", request.runs)):
-        for root in (request.source, *request.also):
-            if real_path(path).is_relative_to(real_path(root)):
-                raise RequestError(
-                    f"lies inside the checkpoint {root}",
-                    where=f"{option} {path}",
-                    remedy=f"No export writes into its source: choose another {option}.",
-                )
 
 
 def _own_assets(source: Path, loaded: Loaded) -> Path | None:
@@ -372,7 +335,10 @@ def run_export(request: ExportRequest, runner: Runner, progress: Progress) -> Ou
     refuse_inside_source(request)
     run = Run.create("export", request.runs, runner, progress)
     try:
-        with reading(run.folder, [request.source, *request.also]):
+        with (
+            reading(run.folder, [request.source, *request.also]),
+            reporting_refusals(run, "export", "published", request.to, request.source),
+        ):
             return export_line(request, run)
     finally:
         close_source()

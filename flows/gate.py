@@ -10,17 +10,16 @@ from pathlib import Path
 from prefect import flow
 
 from flows.reading import reading
-from flows.refusals import refuse_golden, refuse_unknown_checks
+from flows.refusals import refuse_paths, refuse_unknown_checks
+from flows.refused_sources import reporting_refusals
 from flows.requests import GateRequest
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import Omission, Report
-from reports.paths import real_path
 from reports.write import ReportPaths, write_report
 from tasks.check import check_folder, check_headers, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
-from tasks.engine.formats.readers import check_folder as check_source
 from tasks.gather import compare_recorded, describe_release, digest_files
 from tasks.handover import Compared, Described, Judged, Loaded, ModelRequest, Planned, ReleaseFacts, SourceRef
 from tasks.known import find_known, read_earlier, write_digests
@@ -53,26 +52,13 @@ def check_request(request: GateRequest) -> None:
     Raises:
         ReleaseError: a path is missing or of the wrong kind, or a check is unknown.
     """
-    release = request.release
-    if not release.is_dir():
-        what = "is a file, not a folder" if release.exists() else "does not exist"
-        raise RequestError(what, where=str(release), remedy="Give the folder of config.json and weights.")
-    if not os.access(release, os.R_OK | os.X_OK):
-        raise RequestError("cannot be read", where=str(release), remedy="Change its permissions.")
-    if real_path(request.runs).is_relative_to(real_path(release)):
-        raise RequestError(
-            "lies inside the release", where=f"--runs {request.runs}", remedy="Choose another --runs: a gate changes nothing."
-        )
-    for folder in (request.against, request.assets):
-        if folder is not None:
-            check_source(folder)
+    refuse_paths(request)
     if request.weights == "retrained" and (request.against is None or not open_release(request.against).files):
         raise RequestError("needs --against with an earlier release: a folder of safetensors", where="--weights retrained")
     if request.changed_since is not None:
         read_earlier(request.changed_since)
-    if request.prove and open_release(release).is_gguf:
+    if request.prove and open_release(request.release).is_gguf:
         raise RequestError("plants its faults into safetensors, and this is GGUF", where="--prove", remedy="Gate it without --prove.")
-    refuse_golden(request.golden)
     refuse_unknown_checks(request.skips, NAMED)
     _read_policy(request)
 
@@ -272,7 +258,10 @@ def run_gate(request: GateRequest, runner: Runner) -> Outcome:
     check_request(request)
     run = Run.create("gate", request.runs, runner)
     try:
-        with reading(run.folder, [request.release, *([request.against] if request.against else [])]):
+        with (
+            reading(run.folder, [request.release, *([request.against] if request.against else [])]),
+            reporting_refusals(run, "gate", "accepted", request.release, request.against),
+        ):
             return gate_line(request, run)
     finally:
         close_source()

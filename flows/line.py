@@ -45,6 +45,9 @@ def run_flow(request: R, load: Callable[[], Line[R]], *, runs_model: bool, as_js
     from flows.server import await_prefect, prepare_prefect
 
     prepare_prefect()
+    from flows.refusals import refuse_paths  # most mistakes are in paths: said before the slow imports
+
+    refuse_paths(request)
     with _imports_uncollected():
         from flows.run import RedVerdictError, watched_by
         from flows.terminal import ProgressBar

@@ -13,26 +13,25 @@ from prefect import flow
 
 from flows.drill_requests import DrillRequest
 from flows.reading import reading
+from flows.refusals import refuse_paths
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import CheckResult, PastRun, Report
-from reports.paths import real_path
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
-from tasks.engine.formats.readers import check_folder
 from tasks.restore import (
     ResumeWish,
     choose_worlds,
     count_ranks,
     count_steps,
     refuse_resume,
-    refuse_unfound,
     restore_save,
     resume_save,
     why_not_restored,
 )
+from tasks.restoring.trainer import refuse_unfound
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
 from validators.drills.consistency import known_step
@@ -75,13 +74,7 @@ def check_request(request: DrillRequest) -> None:
     Raises:
         ReleaseError: a path is missing or of the wrong kind, or a file of goals or steps is malformed.
     """
-    for folder in (request.root, *request.also):
-        check_folder(folder)
-    if real_path(request.runs).is_relative_to(real_path(request.root)):
-        raise RequestError("lies inside the run", where=f"--runs {request.runs}", remedy="Choose another --runs: a drill changes nothing.")
-    for name, path in (("--goals", request.goals), ("--log", request.log)):
-        if path is not None and not path.is_file():
-            raise RequestError("is not a file", where=f"{name} {path}", remedy="Check the path.")
+    refuse_paths(request)
     if request.resume:
         refuse_unfound(request.resume)
     _read_asked(request)

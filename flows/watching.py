@@ -21,7 +21,7 @@ from flows.drill_requests import DrillRequest
 from reports.errors import RequestError, ServerError
 from reports.paths import real_path
 from tasks.engine.formats.readers import check_folder
-from tasks.restore import refuse_unfound
+from tasks.restoring.trainer import refuse_unfound
 
 
 def watched_of(root: Path | None, evaluations: Path | None, assets: Path | None, resume: str) -> Watched | None:

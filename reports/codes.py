@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from reports.code import Code
 from reports.codes_of_drift import CODES_OF_DRIFT
+from reports.codes_of_sources import CODES_OF_SOURCES
 from reports.drill_codes import DRILL_CODES
 from reports.gguf_codes import GGUF_CODES
 from reports.model import Finding
@@ -355,6 +356,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
     | _STATISTICS
     | _POLICY
     | _APPROVAL
+    | dict(CODES_OF_SOURCES)
     | dict(DRILL_CODES)
     | dict(RETENTION_CODES)
 )

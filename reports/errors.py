@@ -13,7 +13,7 @@
     └── ServerError(RuntimeError)         the embedded Prefect server did not start
 
 Every message has three parts: what, where, what to do. A finding (reports.model.Finding) is different: a value, made by a check
-that did its work.
+that did its work. A refusal that has a finding's code leaves a report with that finding.
 """
 
 from collections.abc import Iterable
@@ -43,10 +43,11 @@ class ReleaseError(Exception):
         what: what is wrong, as a sentence.
         where: the file, tensor or field it is wrong at; empty when `what` says it.
         remedy: what the reader should do.
+        code: of reports.codes, where the refusal is about the checkpoint itself and leaves a report; else empty.
     """
 
-    def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
-        self.what, self.where, self.remedy = what, where, remedy
+    def __init__(self, what: str, *, where: str = "", remedy: str = "", code: str = "") -> None:
+        self.what, self.where, self.remedy, self.code = what, where, remedy, code
         super().__init__(what)
 
     def __str__(self) -> str:

@@ -1,12 +1,9 @@
 """The steps of a drill that run real processes: restore a save by torch's own loader, and continue training from it."""
 
-import importlib.util
-import os
 import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from prefect import task
@@ -143,20 +140,6 @@ def refuse_resume(complete: Sequence[Save]) -> None:
             where="--resume",
             remedy="Leave it out: levels D1 and D2 are for every format.",
         )
-
-
-def refuse_unfound(spec: str) -> None:
-    """Raise if the module that --resume names is nowhere; nothing of it is imported.
-
-    Args:
-        spec: module:function.
-
-    Raises:
-        RequestError: no such module on Python's path or in the working directory, where the ranks look.
-    """
-    package = spec.partition(":")[0].partition(".")[0]
-    if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [os.getcwd()]) is None:
-        raise RequestError(f"no module named {package!r}", where=f"--resume {spec}", remedy="Give module:function, importable from here.")
 
 
 def choose_worlds(saved: int, limit: int) -> tuple[int, ...]:

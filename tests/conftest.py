@@ -15,13 +15,17 @@ SHARED_BY_MODULE = frozenset({"served", "home"})
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of one costly fixture together."""
+    """Keep tests of one costly fixture together, and begin with them: a long group at the end would leave the other worker idle."""
+    grouped: set[pytest.Item] = set()
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
         if PREFECT_SERVER in names:
             item.add_marker(pytest.mark.xdist_group(PREFECT_SERVER))
+            grouped.add(item)
         elif names & SHARED_BY_MODULE:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+            grouped.add(item)
+    items.sort(key=lambda item: item not in grouped)
 
 
 @pytest.fixture(scope="session")

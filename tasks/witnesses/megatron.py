@@ -124,12 +124,15 @@ def decode_dist_masters(roots: tuple[Path, ...]) -> Mapping[str, tuple[StoredBox
         Stored boxes by global name.
 
     Raises:
-        NotHeardError: no `.metadata`, or masters that are stored in fragments.
+        NotHeardError: no `.metadata`, or masters that are stored in fragments or buckets.
         FormatError: damaged.
     """
     folder, _ = dist_folders(roots)
     listed = {tensor.key: tensor.shape for tensor in read_dcp_metadata((folder / ".metadata").read_bytes())}
     masters = {key: _MASTER.sub("", key) for key in listed if _MASTER.match(key)}
+    flat = [key for key in listed if ".dp_group_idx_" in key]
+    if flat:
+        raise NotHeardError(f"{flat[0]} names no parameter", where=str(folder))
     cut = [key for key, name in masters.items() if listed.get(name) != listed[key]]
     if cut:
         raise NotHeardError(f"{cut[0]} does not have its parameter's shape", where=str(folder))

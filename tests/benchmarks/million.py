@@ -8,7 +8,6 @@ The `.metadata` is pickled by torch's own classes; the `.distcp` files are spars
 import argparse
 import json
 import pickle
-import resource
 import subprocess
 import sys
 import time
@@ -61,7 +60,8 @@ def measure(folder: Path, layers: int) -> dict[str, float]:
     planned = time.process_time()
     plan_from_json(plan_to_json(plan))
     stored = time.process_time()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    high = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    peak = int(high.split()[1]) * 1024  # ru_maxrss would be the parent's where that is more
     fragments = len(catalog.table.file)
     return {
         "fragments": fragments,

@@ -6,6 +6,7 @@ A `Model` is drawn as published weights; what Megatron would hold of it is built
 import argparse
 import enum
 import io
+import math
 import random
 import signal
 import sys
@@ -294,7 +295,9 @@ def write_legacy(
             name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if grid.pp > 1 else "") + (f"_{ep:03d}" if grid.ep > 1 else "")
             if name in leave_out:
                 continue
-            held: dict[str, object] = {"args": write_args(model, grid), "checkpoint_version": 3.0, "iteration": step}
+            args = write_args(model, grid)
+            args.rank = _rank_of(grid, tp, pp, ep)
+            held: dict[str, object] = {"args": args, "checkpoint_version": 3.0, "iteration": step}
             for virtual in range(grid.vpp):
                 chunk = {own: _cut(n, tensors[n], grid, tp).clone() for n, own in stages[virtual, pp].items()}
                 key = "model" if grid.vpp == 1 else f"model{virtual}"
@@ -302,11 +305,18 @@ def write_legacy(
             held["rng_state"] = [{"random_rng_state": random.getstate(), "np_rng_state": np.random.get_state()}]
             held["opt_param_scheduler"] = {"max_lr": 0.1, "num_steps": 40}
             (folder / name).mkdir(parents=True, exist_ok=True)
-            vectors = add_optimizer(held, optimizer)
+            is_first = ep == min(other for at, other in _grid_of_files(grid) if at == tp)
+            vectors = add_optimizer(held, optimizer, is_first=is_first, stages=grid.pp)
             if vectors is not None:
                 _save(vectors, folder / name / "distrib_optim.pt")
             _save(held, folder / name / "model_optim_rng.pt")
     return tensors
+
+
+def _rank_of(grid: Grid, tp: int, pp: int, ep: int) -> int:
+    # The first of the ranks that hold this file.
+    world = math.lcm(grid.tp, grid.expert_tp * grid.ep)
+    return pp * world + next(rank for rank in range(world) if (rank % grid.tp, rank // grid.expert_tp % grid.ep) == (tp, ep))
 
 
 def _grid_of_files(grid: Grid) -> list[tuple[int, int]]:

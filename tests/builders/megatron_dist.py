@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -18,7 +19,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan
 
-from tests.builders.megatron import Grid, Model, Tensors, saved_bytes, whole, write_args
+from tests.builders.megatron import Grid, Model, Tensors, _cut, _stage_names, saved_bytes, whole, write_args
+from tests.builders.megatron_optimizer import flat_buckets
 
 SLOTS = {"exp_avg": 2.0, "exp_avg_sq": 3.0, "param": 4.0}  # slot → what the parameter is multiplied by
 
@@ -51,7 +53,7 @@ def write_torch_dist(
     """Write a save; return the tensors a reader finds, by global name.
 
     `common` is "entry" or "file"; `stacked` False gives every layer keys of its own; `axes` False stores chunks without the axes in front.
-    `optimizer` is "plain" (the parameters' shapes) or "fragments" (core 0.14's shapes).
+    `optimizer` is "plain" (the parameters' shapes) "fragments" (core 0.14's shapes) or "buckets" (dp_reshardable, two dp ranks).
     """
     folder.mkdir(parents=True, exist_ok=True)
     truth = whole(model, Grid(fused_norms=True))
@@ -59,7 +61,7 @@ def write_torch_dist(
     for key, value in _stack(truth, model).items() if stacked else _unstacked(truth).items():
         lead = _lead(key) if stacked else 0
         _put(files, key, value, lead, grid, axes)
-        for slot, factor in SLOTS.items() if optimizer else ():
+        for slot, factor in SLOTS.items() if optimizer in ("plain", "fragments") else ():
             moment = f"optimizer.state.{slot}.{key}"
             if optimizer == "fragments":
                 _put_fragments(files, moment, key, value.float() * factor, lead, grid)
@@ -70,6 +72,8 @@ def write_torch_dist(
         (folder / "common.pt").write_bytes(saved_bytes(held))
     else:
         _object(files, "common_state/shard_0_1", [held])
+    if optimizer == "buckets":
+        _put_buckets(files, truth, model, grid)
     for layer in range(model.layers):
         _object(files, f"decoder.layers.mlp.linear_fc1._extra_state/shard_{layer}_{model.layers}", [None])
     files.finish()
@@ -128,6 +132,52 @@ def _boxes(key: str, shape: tuple[int, ...], lead: int, grid: Grid) -> list[tupl
     steps = [n // c for n, c in zip(shape, cuts, strict=True)]
     indices = torch.cartesian_prod(*(torch.arange(c) for c in cuts)).reshape(-1, len(cuts)).tolist()
     return [(tuple(i * s for i, s in zip(index, steps, strict=True)), tuple(steps)) for index in indices]
+
+
+# The order in which Megatron's layers hold their parameters, by --transformer-impl; norms as torch_dist calls them.
+_NORMS = ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight")
+_ATTENTION = ("linear_qkv.weight", "linear_qkv.bias", "q_layernorm.weight", "k_layernorm.weight")
+_MLP = ("mlp.linear_fc1.weight", "mlp.linear_fc2.weight")
+ORDERS = {
+    "local": (_NORMS[0], "self_attention.linear_proj.weight", *(f"self_attention.{n}" for n in _ATTENTION), _NORMS[1], *_MLP),
+    "transformer_engine": ("self_attention.linear_proj.weight", _NORMS[0], *(f"self_attention.{n}" for n in _ATTENTION), _NORMS[1], *_MLP),
+}
+
+
+def _put_buckets(files: _Files, truth: Tensors, model: Model, grid: Grid) -> None:
+    # dp_reshardable: every (tp, pp) rank's buffers, bucket by bucket; pieces and gaps are chunks, cut once more between two dp ranks.
+    args = write_args(model, grid)
+    stages = _stage_names(model, grid, list(truth))
+    order = ORDERS[args.transformer_impl]
+    shared = ("word_embeddings.weight", "output_layer.weight") if model.tied and grid.pp > 1 else ()
+    for pp, tp, chunk in product(range(grid.pp), range(grid.tp), range(grid.vpp)):
+        held = {own: _cut(name, truth[name], grid, tp) for name, own in stages[chunk, pp].items()}
+        if model.tied and grid.pp > 1 and (pp, chunk) == (grid.pp - 1, grid.vpp - 1):
+            held["output_layer.weight"] = _cut("output_layer.weight", truth["embedding.word_embeddings.weight"], grid, tp)
+        names = [name for name in held if name.startswith("embedding.")]
+        for layer in range(model.layers):
+            names += [name for rest in order if (name := f"decoder.layers.{layer}.{rest}") in held]
+        names += [name for name in ("decoder.final_layernorm.weight", "output_layer.weight") if name in held]
+        assert len(names) == len(held)
+        size = getattr(args, "ddp_bucket_size", None)
+        for number, pieces in enumerate(flat_buckets([(name, held[name]) for name in names], size, shared)):
+            for slot, factor in SLOTS.items():
+                dtype = "(torch.bfloat16, torch.float32)"
+                key = f"optimizer.distributed.dp_group_idx_{tp + grid.tp * pp}.gbuf_idx_{chunk}.dtype_{dtype}.bucket_idx_{number}.{slot}"
+                _put_pieces(files, key, [piece * factor for piece in pieces], tp)
+
+
+def _put_pieces(files: _Files, key: str, pieces: list[torch.Tensor], rank: int) -> None:
+    total = sum(map(len, pieces))
+    chunks, at = [], 0
+    for piece in pieces:
+        half = max(0, total // 2 - at)  # where the second dp rank's part begins
+        for part in (piece[:half], piece[half:]):
+            if len(part):
+                chunks.append(ChunkStorageMetadata(torch.Size((at,)), torch.Size((len(part),))))
+                files.put(MetadataIndex(key, torch.Size((at,))), saved_bytes(part.clone()), rank)
+                at += len(part)
+    files.items[key] = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size((total,)), chunks)
 
 
 def _put_fragments(files: _Files, key: str, parameter: str, value: torch.Tensor, lead: int, grid: Grid) -> None:

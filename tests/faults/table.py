@@ -9,6 +9,7 @@ from reports.codes import CODES
 from tests.faults.faults_in_checkpoints import FAULTS as IN_CHECKPOINTS
 from tests.faults.faults_in_gguf import FAULTS as IN_GGUF
 from tests.faults.faults_in_ledger import FAULTS as IN_LEDGER
+from tests.faults.faults_in_ranks import FAULTS as IN_RANKS
 from tests.faults.faults_in_resume import RESTORES, RESUMES
 from tests.faults.faults_in_retention import FAULTS as IN_RETENTION
 from tests.faults.planted import FAULTS
@@ -25,7 +26,7 @@ and other controls must pass without a word. A warning never turns a verdict.
 def render() -> str:
     """The page."""
     planted: dict[str, list[str]] = {}
-    for fault in (*FAULTS, *IN_CHECKPOINTS, *RESUMES, *RESTORES, *IN_RETENTION, *IN_LEDGER, *IN_GGUF):
+    for fault in (*FAULTS, *IN_RANKS, *IN_CHECKPOINTS, *RESUMES, *RESTORES, *IN_RETENTION, *IN_LEDGER, *IN_GGUF):
         planted.setdefault(fault.code, []).append(fault.name.replace("_", " "))
     lines, check = [HEAD], ""
     for code, row in CODES.items():

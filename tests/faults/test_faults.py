@@ -3,6 +3,7 @@
 import pytest
 
 from reports.codes import CODES
+from reports.codes_of_sources import CODES_OF_SOURCES
 from reports.drill_codes import DRILL_CODES
 from reports.gguf_codes import GGUF_CODES
 from reports.retention_codes import RETENTION_CODES
@@ -10,15 +11,10 @@ from tests.faults.evidence import PAGE, levels_of, row_of
 from tests.faults.planted import FAULTS
 from tests.faults.planting import judge, plant_and_gather
 
-# tests/integration/test_prove.py and test_approval.py, test_faults_in_checkpoints.py, _retention.py and _gguf.py
+# tests/integration/test_prove.py and test_approval.py; test_faults_in_ranks.py, _in_checkpoints.py, _in_retention.py and _gguf.py
 ELSEWHERE = {
-    "sensitivity.missed",
-    "approval.changed",
-    "approval.rejected",
-    "approval.unanswered",
-    *DRILL_CODES,
-    *RETENTION_CODES,
-    *GGUF_CODES,
+    *("sensitivity.missed", "approval.changed", "approval.rejected", "approval.unanswered"),
+    *(*CODES_OF_SOURCES, *DRILL_CODES, *RETENTION_CODES, *GGUF_CODES),
 }
 
 

@@ -25,13 +25,16 @@ DENSE = Model(hidden=16, heads=4, groups=2, head_dim=4, ffn=24, vocab=20, padded
 EXPERTS = Model(hidden=16, heads=4, groups=2, head_dim=4, ffn=8, vocab=20, padded=32, experts=4, dtype=BF16)
 BELOW_BF16 = 1 + 2.0**-11  # a bf16 value times this rounds to the value again
 SKIP = ["logits=small numbers", "tokenizer=none here", "duplicates=small numbers", "outliers=small numbers", "rows=small numbers"]
+LOCAL = Grid(tp=2, pp=2, args={"transformer_impl": "local"})
 Save = Callable[[Path], object]
 
 SAVES: dict[str, tuple[Model, Save]] = {
     "legacy, masters by group": (DENSE, lambda folder: write_legacy(folder, DENSE, Grid(tp=2, pp=2), optimizer="masters")),
     "legacy, one flat vector": (DENSE, lambda folder: write_legacy(folder, DENSE, Grid(tp=2), optimizer="distributed")),
+    "legacy, virtual stages": (DENSE, lambda folder: write_legacy(folder, DENSE, Grid(pp=2, vpp=2), optimizer="distributed")),
     "legacy, experts": (EXPERTS, lambda folder: write_legacy(folder, EXPERTS, Grid(tp=2, ep=2), optimizer="distributed")),
     "torch_dist": (DENSE, lambda folder: write_torch_dist(folder, DENSE, Grid(tp=2), optimizer="plain")),
+    "torch_dist, buckets": (DENSE, lambda folder: write_torch_dist(folder, DENSE, LOCAL, optimizer="buckets")),
     "torch_dist, core 0.14's fragments": (DENSE, lambda folder: write_torch_dist(folder, DENSE, Grid(tp=2), optimizer="fragments")),
 }
 
@@ -82,7 +85,7 @@ def test_the_gate_holds_a_release_of_masters_against_masters(tmp_path):
     assert next(result for result in report.results if result.check == "values").status == "passed"
 
 
-@pytest.mark.parametrize("name", ["legacy, masters by group", "legacy, one flat vector", "torch_dist"])
+@pytest.mark.parametrize("name", ["legacy, masters by group", "legacy, one flat vector", "torch_dist", "torch_dist, buckets"])
 def test_masters_that_do_not_round_to_the_weights_are_not_published(name, tmp_path):
     with pytest.raises(NotPublishedError, match=r"values\.copy-differs"):
         _export(tmp_path, *SAVES[name])
@@ -95,8 +98,9 @@ def test_an_optimizer_without_masters_is_refused_by_name(tmp_path):
 
 @pytest.mark.usefixtures("near")
 def test_an_optimizer_whose_order_is_not_known_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(RequestError, match="over virtual stages"):
-        _export(tmp_path, DENSE, lambda folder: write_legacy(folder, DENSE, Grid(pp=2, vpp=2), optimizer="distributed"))
+    uneven = Grid(args={"ddp_bucket_size": 520})  # a bucket ends behind the final norm
+    with pytest.raises(RequestError, match="aligned in one bucket"):
+        _export(tmp_path, DENSE, lambda folder: write_legacy(folder, DENSE, uneven, optimizer="distributed"))
 
 
 def test_weights_stored_in_fp32_are_taken_as_they_are(tmp_path):

@@ -12,9 +12,10 @@ from reports.retention_codes import RETENTION_CODES
 from validators import review
 from validators.approval import APPROVAL
 from validators.check import MAX_FINDINGS_PER_CODE, NEEDS, Check, Outcome, attempt, fold_findings, run
-from validators.checks import CHECKS, CHECKS_BEFORE_WRITING
+from validators.checks import CHECKS, CHECKS_BEFORE_WRITING, NAMED
 from validators.drills.checks import DRILL_CHECKS
 from validators.expectation import Evidence
+from validators.refusal import SOURCE
 from validators.release import Release
 
 EMPTY = Evidence(Release(None, ()))
@@ -104,9 +105,9 @@ def test_attempt_gives_the_value_or_the_exception():
 
 
 def test_a_checks_name_is_its_files_name_and_its_codes_begin_with_it():
-    names = [check.name for check in CHECKS]
-    assert [Path(check.examine.__code__.co_filename).stem for check in CHECKS] == names
-    of_a_whole_run = {"sensitivity", review.NAME, APPROVAL}  # made by flows: about no evidence of a release
+    names = [check.name for check in NAMED]
+    assert [Path(check.examine.__code__.co_filename).stem for check in NAMED] == names
+    of_a_whole_run = {"sensitivity", review.NAME, APPROVAL, SOURCE}  # made by flows: about no evidence of a release
     assert {code.split(".")[0] for code in CODES.keys() - DRILL_CODES.keys() - RETENTION_CODES.keys()} == {*names, *of_a_whole_run}
     drilled = [check.name for check in DRILL_CHECKS]
     assert [Path(check.examine.__code__.co_filename).stem for check in DRILL_CHECKS] == drilled

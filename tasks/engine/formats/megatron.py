@@ -26,6 +26,7 @@ from tasks.engine.formats.megatron_files import RankFile, Ranks, list_rank_folde
 from tasks.engine.formats.megatron_names import check_experts, globalise, number_layers, unify
 from tasks.engine.formats.megatron_optimizer import RankState, read_optimizer
 from tasks.engine.formats.megatron_state import RELEASE, read_tracker, state_items, tracker_notes
+from tasks.engine.formats.megatron_writers import refuse_exchanged
 from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.torch_files import TorchTensors
@@ -70,6 +71,7 @@ class MegatronReader(CheckpointReader):
         inner = "" if list_rank_folders(source.path) else RELEASE
         where = str(source.path / inner)
         ranks = open_ranks(source, inner)
+        refuse_exchanged(ranks.files, ranks.layout, where)
         builder = TableBuilder()
         tensors, replicas = {}, []
         for name, held in collect_pieces(ranks, where, {file.folder: Held(file, file.chunks) for file in ranks.files}).items():

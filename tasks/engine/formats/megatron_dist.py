@@ -2,7 +2,8 @@
 
 Layers (and experts) of one kind are one stacked tensor with a layer (and an expert) axis in front; they are taken apart into the global
 names that the legacy reader uses, so that one naming per family fits both. Gate and up rows are global here: nothing is repaired per rank.
-Optimizer state under `optimizer.state.<slot>.<parameter>` is taken apart in the same way.
+Optimizer state under `optimizer.state.<slot>.<parameter>` is taken apart in the same way; buckets of a `dp_reshardable` optimizer are
+megatron_reshardable's.
 
 What is not sharded (args, counters) lies in `common.pt` until core 0.18 and in the entry `common_state` since 0.19. Where neither holds
 args (NeMo), geometry is known all the same.
@@ -29,10 +30,11 @@ from tasks.engine.containers.torch_pickle import StoredTensor, describe, locate_
 from tasks.engine.containers.torch_zip import Archive, open_archive
 from tasks.engine.formats.dcp_metadata import DcpMetadata, Offset, SavedObject, SavedTensor
 from tasks.engine.formats.folders import FoundFile, digest_files, find_file, find_files, list_names
-from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS, REMEDY, Arguments, read_layout
+from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS, REMEDY, Arguments, Layout, read_layout
 from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_fragments import boxes_of_fragment, original_shape
 from tasks.engine.formats.megatron_plans import DIST_GLOBALS
+from tasks.engine.formats.megatron_reshardable import BUCKET, FlatTensor, UnfitError, find_flat_slots
 from tasks.engine.formats.megatron_state import RELEASE, common_items, read_tracker, tracker_notes
 from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
@@ -120,17 +122,19 @@ class MegatronDistReader(CheckpointReader):
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         common, common_file = _read_common(source, inner, metadata, files)
         args = common.get("args")
-        num_layers = read_layout(args.values, str(folder)).num_layers if isinstance(args, Arguments) else 0
-        sorted_out = _sort_items(metadata, num_layers)
+        layout = read_layout(args.values, str(folder)) if isinstance(args, Arguments) else None
+        sorted_out = _sort_items(metadata, layout.num_layers if layout else 0)
+        flat, flat_notes = _find_flat(sorted_out, args.values if isinstance(args, Arguments) else {}, layout)
         builder = TableBuilder()
         tensors = {name: self._add(builder, name, tensor, metadata, files) for name, tensor in sorted_out.model.items()}
         if not tensors:
             raise FormatError("holds no model, only training state", where=str(folder), remedy="Point at a checkpoint of a model.")
-        state = {key: self._add(builder, key, tensor, metadata, files) for key, tensor in sorted_out.state.items()}
+        listed = {key: tensor for key, tensor in sorted_out.state.items() if not (flat and BUCKET.match(tensor.item.key))}
+        state = {key: self._add(builder, key, tensor, metadata, files) for key, tensor in listed.items()}
+        state |= {key: self._add_flat(builder, key, tensor, metadata, files) for key, tensor in flat.items()}
         step = common.get("iteration")
         found = [*files.values(), *([common_file] if common_file else [])]
-        notes = tracker_notes(folder, step)
-        notes += [_NOT_PORTABLE] if any(_FLAT in key for key in sorted_out.state) else []
+        notes = [*tracker_notes(folder, step), *flat_notes]
         notes += [] if isinstance(args, Arguments) else ["no args in the checkpoint: nothing to hold the config against"]
         return Catalog(
             self.name,
@@ -164,6 +168,22 @@ class MegatronDistReader(CheckpointReader):
                 self._elements[path, place.start, region.offset] = element
                 builder.add(region.offset, region.shape, path, place.start, place.nbytes)
         return SourceTensor(name, (tensor.whole or item.shape)[depth:], DTYPES[item.dtype], first, builder.nrows)
+
+    def _add_flat(
+        self, builder: TableBuilder, name: str, tensor: FlatTensor, metadata: DcpMetadata, files: Mapping[str, FoundFile]
+    ) -> SourceTensor:
+        first = builder.nrows
+        self._leads[name] = ()
+        dtypes = {piece.item.dtype for piece in tensor.pieces}
+        for piece in tensor.pieces:
+            extents = dict(piece.item.chunks)
+            for offset, region, element in piece.rows():
+                place = metadata.place(piece.item.key, offset)
+                path = files[place.path].path
+                self._chunks[path, place.start] = Chunk(offset, extents[offset])
+                self._elements[path, place.start, region.offset] = element
+                builder.add(region.offset, region.shape, path, place.start, place.nbytes)
+        return SourceTensor(name, tensor.shape, DTYPES[dtypes.pop()], first, builder.nrows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +230,18 @@ def _sort_items(metadata: DcpMetadata, num_layers: int) -> Sorted:
             parts = _take_apart(slot[2], item, metadata.where, num_layers)
             _put(state, {slot_key(word, name): replace(part, whole=whole) for name, part in parts.items()}, metadata.where)
     return Sorted(model, state, [item for item in items if isinstance(item, SavedObject)])
+
+
+def _find_flat(sorted_out: Sorted, args: Mapping[str, object], layout: Layout | None) -> tuple[dict[str, FlatTensor], list[str]]:
+    # Where buckets hold each parameter's state, and what is to be said of them.
+    if not any(_FLAT in key for key in sorted_out.state):
+        return {}, []
+    items = {part.item.key: part.item for part in sorted_out.state.values()}
+    shapes = {name: part.item.shape[len(part.lead) :] for name, part in sorted_out.model.items()}
+    try:
+        return find_flat_slots(items, shapes, args, layout), [_NOT_PORTABLE]
+    except UnfitError as error:
+        return {}, [_NOT_PORTABLE, f"the optimizer's tensors are listed and not told apart: {error}"]
 
 
 def _whole_shape(metadata: DcpMetadata, item: SavedTensor, parameter: str) -> tuple[int, ...]:

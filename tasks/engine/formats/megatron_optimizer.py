@@ -1,11 +1,14 @@
 """Which parameter each tensor of a legacy file's optimizer belongs to. No tensor byte is read.
 
 Optimizers keep no names. One that is not distributed numbers its parameters group by group (dense or expert, with or without weight decay),
-in the model's order inside a group; a distributed one (`distrib_optim.pt`) keeps them in one flat vector, in the reverse of the model's
-order, each from a multiple of 64 elements. Both orders are rebuilt from the model's names, and taken only where counts, shapes and lengths
-agree with what is stored; else the state is listed, and `why_not` says what did not fit.
+in the model's order inside a group; a distributed one (`distrib_optim.pt`) keeps those of each virtual stage in one flat vector, in the
+reverse of the model's order (see megatron_flat). Both orders are rebuilt from the model's names, and taken only where counts, shapes and
+lengths agree with what is stored; else the state is listed, and `why_not` says what did not fit.
 
-Not decoded: several buffers or buckets, virtual stages of distributed optimizers, parameter groups of other kinds.
+Experts have an optimizer of their own where they are expert-parallel; where a rank is not the first of its data-parallel group, the file
+says None in the place of the dense one.
+
+Not decoded: several dtypes in one stage, parameter groups of other kinds, files from before buckets were joined (February 2024).
 
 Source: Megatron-LM core 0.12 to main, megatron/core/optimizer/{optimizer,distrib_optimizer}.py; held against bf16 saves, whose masters
 round to the weights beside them.
@@ -20,11 +23,11 @@ from tasks.engine.formats.folders import find_file
 from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS
 from tasks.engine.formats.megatron_cuts import is_expert
 from tasks.engine.formats.megatron_files import RankFile
+from tasks.engine.formats.megatron_flat import own_buckets, starts_in
 from tasks.engine.formats.reader import Source
 from tasks.engine.formats.torch_files import open_torch_file
 
 DISTRIBUTED_FILE = "distrib_optim.pt"
-ALIGNMENT = 64  # elements, at which parameters of a flat vector begin
 _BUFFERS = (".router.expert_bias", ".router.local_tokens_per_expert", "inv_freq")  # in the model's state dict, and not trained
 _SLOTS: Mapping[str, str] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step", "param": "master"}
 _MASTERS = ("fp32_from_fp16_params", "fp32_from_float16_groups")
@@ -69,9 +72,9 @@ def read_optimizer(file: RankFile, source: Source, inner: str) -> RankState:
             archive = open_torch_file(found.absolute)
             file = replace(file, found=found, archive=archive)
             vectors = describe(archive, MEGATRON_GLOBALS)
-            pairs = _vectors(vectors if isinstance(vectors, list) else [vectors], file, params)
+            pairs = _vectors(vectors if isinstance(vectors, list) else [vectors], file, _kinds(optimizers, params))
         else:
-            pairs = _numbered(optimizers, file, params)
+            pairs = _numbered(optimizers, file, _kinds(optimizers, params))
         for slot, key, tensor in pairs:
             made.setdefault(slot, {})[key] = tensor
     except _UnfitError as error:
@@ -84,16 +87,31 @@ def _of_chunk(tensors: Mapping[Key, StoredTensor], chunk: int) -> dict[str, Stor
     return {name: tensor for (at, name), tensor in tensors.items() if at == chunk}
 
 
-def _numbered(optimizers: Sequence[object], file: RankFile, params: Sequence[Key]) -> Iterator[tuple[str, Key, StoredTensor]]:
+def _kinds(optimizers: Sequence[object], params: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
+    # The parameters of the dense optimizer and of the experts'. Only experts that are expert-parallel are apart; their groups say so.
+    apart = any(group.get("is_expert_parallel") for held in optimizers for group in _groups(held))
+    experts = [key for key in params if apart and is_expert(key[1])]
+    return [key for key in params if key not in set(experts)], experts
+
+
+def _groups(optimizer: object) -> list[Mapping[object, object]]:
+    outer = _dict(optimizer)
+    groups = _dict(outer.get("optimizer", outer)).get("param_groups")
+    return [_dict(group) for group in groups] if isinstance(groups, list) else []
+
+
+def _numbered(
+    optimizers: Sequence[object], file: RankFile, kinds: tuple[Sequence[Key], Sequence[Key]]
+) -> Iterator[tuple[str, Key, StoredTensor]]:
     for held in optimizers:
         if held is None:
             return
         outer = _dict(held)
         inner = _dict(outer["optimizer"]) if "optimizer" in outer else outer
-        state, groups = _dict(inner.get("state")), inner.get("param_groups")
+        state = _dict(inner.get("state"))
         masters = next((outer[name] for name in _MASTERS if name in outer), None)
-        for place, group in enumerate(map(_dict, groups if isinstance(groups, list) else [])):
-            keys = [key for key in params if _is_in(group, key, file)]
+        for place, group in enumerate(_groups(held)):
+            keys = [key for key in kinds[bool(group.get("is_expert_parallel"))] if _decays(key, file) == bool(group.get("wd_mult"))]
             numbers = group.get("params")
             if numbers is None and keys:
                 raise _UnfitError(f"{file.folder} has no {DISTRIBUTED_FILE}, where its optimizer's tensors are")
@@ -109,11 +127,9 @@ def _numbered(optimizers: Sequence[object], file: RankFile, params: Sequence[Key
                     yield "master", key, _fitting(master, key, file)
 
 
-def _is_in(group: Mapping[object, object], key: Key, file: RankFile) -> bool:
+def _decays(key: Key, file: RankFile) -> bool:
     # Norms and biases have no weight decay.
-    name, shape = key[1], file.chunks[key[0]][key[1]].shape
-    decays = not (name.endswith(".bias") or len(shape) == 1)
-    return decays == bool(group.get("wd_mult")) and is_expert(name) == bool(group.get("is_expert_parallel"))
+    return not (key[1].endswith(".bias") or len(file.chunks[key[0]][key[1]].shape) == 1)
 
 
 def _slots_of(entry: Mapping[object, object], key: Key, file: RankFile) -> Iterator[tuple[str, Key, StoredTensor]]:
@@ -132,29 +148,28 @@ def _fitting(value: object, key: Key, file: RankFile) -> StoredTensor:
     return value
 
 
-def _vectors(held: Sequence[object], file: RankFile, params: Sequence[Key]) -> Iterator[tuple[str, Key, StoredTensor]]:
-    if len(file.chunks) != 1:
-        raise _UnfitError("a distributed optimizer over virtual stages")
-    kinds = [keys for keys in ([k for k in params if not is_expert(k[1])], [k for k in params if is_expert(k[1])]) if keys]
-    if len(held) != len(kinds):
-        raise _UnfitError(f"{len(held)} distributed optimizers for {len(kinds)} kinds of parameters")
-    for optimizer, keys in zip(held, kinds, strict=True):
-        buffers = [value for name, value in _dict(optimizer).items() if isinstance(name, int)]
-        if len(buffers) != 1 or len(_dict(buffers[0])) != 1:
-            raise _UnfitError(f"a distributed optimizer with {len(buffers)} buffers")
-        (vectors,) = _dict(buffers[0]).values()
-        yield from _cut_vectors(_dict(vectors), keys, file)
+def _vectors(held: Sequence[object], file: RankFile, kinds: tuple[Sequence[Key], Sequence[Key]]) -> Iterator[tuple[str, Key, StoredTensor]]:
+    wanted = [keys for keys in kinds if keys]
+    if len(held) != len(wanted):
+        raise _UnfitError(f"{len(held)} distributed optimizers for {len(wanted)} kinds of parameters")
+    for optimizer, keys in zip(held, wanted, strict=True):
+        if optimizer is None:  # of another rank of its data-parallel group
+            continue
+        buffers = [_dict(value) for name, value in sorted(_dict(optimizer).items(), key=str) if isinstance(name, int)]
+        stages = [own for chunk in range(len(file.chunks)) if (own := [key for key in keys if key[0] == chunk])]
+        if len(buffers) != len(stages) or any(len(buffer) != 1 for buffer in buffers):
+            raise _UnfitError(f"a distributed optimizer with {sum(map(len, buffers))} buffers for {len(stages)} virtual stages")
+        for buffer, own in zip(buffers, stages, strict=True):
+            (vectors,) = buffer.values()
+            yield from _cut_vectors(_dict(vectors), own, file)
 
 
 def _cut_vectors(vectors: Mapping[object, object], keys: Sequence[Key], file: RankFile) -> Iterator[tuple[str, Key, StoredTensor]]:
-    at, starts = 0, {}
-    for key in reversed(keys):
-        at = -(-at // ALIGNMENT) * ALIGNMENT
-        starts[key] = at
-        at += prod(file.chunks[0][key[1]].shape)
-    length = vectors.get("numel_unpadded")
-    if not isinstance(length, int) or not at <= length < at + ALIGNMENT:
-        raise _UnfitError(f"a flat vector of {length} elements, parameters in one bucket take {at}")
+    length, numels = vectors.get("numel_unpadded"), {key: prod(file.chunks[key[0]][key[1]].shape) for key in reversed(keys)}
+    shared = [key for key in keys if own_buckets(key[1], file.args)]
+    starts = starts_in(numels, shared, length) if isinstance(length, int) else None
+    if starts is None:
+        raise _UnfitError(f"a flat vector of {length} elements, its {sum(numels.values())} parameters aligned in one bucket take others")
     for name, slot in _SLOTS.items():
         vector = vectors.get(name)
         if not isinstance(vector, StoredTensor):
@@ -162,7 +177,7 @@ def _cut_vectors(vectors: Mapping[object, object], keys: Sequence[Key], file: Ra
         if vector.shape != (length,) or vector.strides != (1,):
             raise _UnfitError(f"{name} has shape {vector.shape}, not {length} elements")
         for key in keys:
-            shape = file.chunks[0][key[1]].shape
+            shape = file.chunks[key[0]][key[1]].shape
             strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
             yield slot, key, StoredTensor(vector.dtype, vector.storage, vector.storage_offset + starts[key], shape, strides)
 

@@ -93,6 +93,7 @@ def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], 
         known = ", ".join(map(str, sorted(steps)))
         raise FormatError(f"has no step {step}; there are {known}", where=str(root), remedy="Ask for one of these.")
     passed: list[str] = []
+    codes: list[str] = []
     for number in [step] if step is not None else sorted(steps, reverse=True):
         names = steps[number]
         if len(names) > 1:
@@ -109,9 +110,11 @@ def _open_step(root: Path, also: tuple[Path, ...], steps: dict[int, list[str]], 
             if step is not None:
                 raise
             passed.append(f"{names[0]} passed over: {error}")
+            codes.append(error.code)
         else:
             return reader
-    raise FormatError(f"has no complete step: {'; '.join(passed[:5])}", where=str(root), remedy="Restore one of the steps.")
+    what = f"has no complete step: {'; '.join(passed[:5])}"
+    raise FormatError(what, where=str(root), remedy="Restore one of the steps.", code=codes[0])  # the newest one's
 
 
 def _recognise(folder: Path, tag: str) -> type[CheckpointReader]:

@@ -6,26 +6,16 @@ Source: Megatron-LM core 0.12 to main, megatron/training/checkpointing.py (`get_
 held against files that it wrote.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
 from reports.errors import RequestError
 from tasks.engine.formats.megatron_cuts import is_expert, share_of
+from tasks.engine.formats.megatron_order import EMBEDDING, FIRST, HEAD, LAST, LAYER, LOCAL_EXPERT, place_in_model
 from tasks.engine.planning.invert import Inverse
 from tasks.engine.tensors.ops import Shape
 from tasks.engine.tensors.region import Region
-
-EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
-_LOCAL_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
-_FIRST, _LAST = "embedding.", ("decoder.final_layernorm.", "output_layer.")
-# The order in which a stage holds its tensors, by the beginning of what is behind the layer's number.
-_ORDER = (
-    *("input_layernorm", "self_attention.linear_proj", "self_attention.linear_qkv", "self_attention.linear_q", "self_attention.linear_kv"),
-    *("self_attention", "pre_mlp_layernorm", "mlp.router", "mlp.linear", "mlp.experts", "mlp.shared_experts"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +107,7 @@ def plan_ranks(
         for pp in range(layout.pp):
             at = (chunk * layout.pp + pp) * per_chunk
             own = [t for t in padded if _is_of(t.name, range(at, at + per_chunk), (pp, chunk), layout)]
-            tensors = tuple(sorted(own, key=lambda tensor: _order(tensor.name)))
+            tensors = tuple(sorted(own, key=lambda tensor: place_in_model(tensor.name)))
             shapes = {tensor.name: tensor.shape for tensor in padded}
             shares = {pair: dict(_shares(tensors, shapes, pair, layout, at, num_experts)) for pair in layout.files()}
             made[pp, chunk] = StagePlan(tensors, shares)
@@ -160,22 +150,12 @@ def _pad(tensor: Inverse, multiple: int) -> Inverse:
 
 
 def _is_of(name: str, layers: range, place: tuple[int, int], layout: RankLayout) -> bool:
-    match = _LAYER.match(name)
+    match = LAYER.match(name)
     if match:
         return int(match[1]) in layers
-    if name.startswith(_FIRST):
+    if name.startswith(FIRST):
         return place == (0, 0)
-    return name.startswith(_LAST) and place == (layout.pp - 1, layout.vpp - 1)
-
-
-def _order(name: str) -> tuple[int, int, int, int, str]:
-    match = _LAYER.match(name)
-    if match is None:
-        return (0 if name.startswith(_FIRST) else 2, 0, 0, 0, "" if name == EMBEDDING else name)
-    rest = name[match.end() :]
-    expert = _LOCAL_EXPERT.search(rest)
-    place = next((at for at, beginning in enumerate(_ORDER) if rest.startswith(beginning)), len(_ORDER))
-    return 1, int(match[1]), place, int(expert[1]) if expert else 0, rest.replace(".bias", ".~bias")  # behind its weight
+    return name.startswith(LAST) and place == (layout.pp - 1, layout.vpp - 1)
 
 
 def _shares(
@@ -184,11 +164,11 @@ def _shares(
     tp, ep = pair
     per_rank = num_experts // layout.ep
     for tensor in tensors:
-        local = _LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) - first_layer}.", tensor.name)
+        local = LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) - first_layer}.", tensor.name)
         if not is_expert(tensor.name):
             yield tensor.name, Share(local, share_of(tensor.name, shapes, tp, layout.tp))
             continue
-        match = _LOCAL_EXPERT.search(local)
+        match = LOCAL_EXPERT.search(local)
         assert match is not None
         own = int(match[1]) - ep * per_rank
         if 0 <= own < per_rank:

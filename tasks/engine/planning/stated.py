@@ -43,6 +43,7 @@ def check_stated(stated: Mapping[str, Fact], config: Config, dims: Dims | None) 
             f"contradicts what the trainer stored with the weights: {'; '.join(wrong)}",
             where="config.json",
             remedy="Give the config.json of this very model with --assets.",
+            code="source.config-contradicts",
         )
 
 

@@ -190,7 +190,10 @@ class CutRows:
         rows = sizes[self.size]
         if not shape or shape[0] < rows:
             raise ShapeError(
-                f"{shape} has fewer rows than the config's {self.size} size {rows}", where=source, remedy="Give the matching config.json."
+                f"{shape} has fewer rows than the config's {self.size} size {rows}",
+                where=source,
+                remedy="Give the matching config.json.",
+                code="source.vocabulary-short",
             )
         zeros, rest = (0,) * (len(shape) - 1), shape[1:]
         kept = Piece(target, (Region((0, *zeros), (rows, *rest)),), (rows, *rest))

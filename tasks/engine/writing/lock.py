@@ -1,6 +1,7 @@
-"""One export at a time to one destination: an advisory lock on a file beside it, freed by the kernel when its holder dies.
+"""Who may write to a destination: nobody where something is, else one export at a time.
 
-Our own, since filelock leaves the lock file behind: this one is removed under the lock, and a lock won on a removed file does not count.
+An advisory lock on a file beside it, freed by the kernel when its holder dies. Ours, since filelock leaves the lock file behind: this one
+is removed under the lock, and a lock won on a removed file does not count.
 """
 
 import fcntl
@@ -10,6 +11,21 @@ from types import TracebackType
 from typing import Self
 
 from reports.errors import CommitError
+from validators.release import MARKER_NAME
+
+
+def refuse_taken(destination: Path) -> None:
+    """Raise when a destination exists.
+
+    Args:
+        destination: where the release will be.
+
+    Raises:
+        CommitError: something is there; the message says whether it is a committed release.
+    """
+    if os.path.lexists(destination):
+        kind = "holds a committed release" if (destination / MARKER_NAME).is_file() else "exists already"
+        raise CommitError(kind, where=str(destination), remedy="Nothing is ever overwritten: choose another --to, or remove it yourself.")
 
 
 class DestinationLock:

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from reports.errors import ReplicaError
-from tasks.engine.planning.plan import ExportPlan, Input
+from tasks.engine.planning.plan import Alias, ExportPlan, Input
 from tasks.engine.tensors.ops import Raw
 from tasks.engine.writing.source_bytes import SourceBytes
 from validators.expectation import ITEMSIZE
@@ -34,11 +34,11 @@ def check_replicas(plan: ExportPlan, source: SourceBytes) -> int:
         kept = _whole(alias.of, shape, source)
         copy = _whole(alias.name, shape, source)
         if kept.dtype != copy.dtype:
-            raise ReplicaError(f"is {copy.dtype}, but {alias.of} is {kept.dtype}; {alias.because}", where=alias.name, remedy=_TIED_REMEDY)
+            raise _drifted(alias, f"is {copy.dtype}, but {alias.of} is {kept.dtype}; {alias.because}")
         for start, left, right in _bands(kept, copy, source):
             if not np.array_equal(left, right):
                 row = start + int(np.argwhere((left != right).reshape(left.shape[0], -1).any(axis=1))[0, 0])
-                raise ReplicaError(f"row {row} differs from {alias.of}, yet {alias.because}", where=alias.name, remedy=_TIED_REMEDY)
+                raise _drifted(alias, f"row {row} differs from {alias.of}, yet {alias.because}")
             compared += left.nbytes
     return compared + check_copies(source)
 
@@ -46,6 +46,10 @@ def check_replicas(plan: ExportPlan, source: SourceBytes) -> int:
 _TIED_REMEDY = (
     "If the head was trained apart, set tie_word_embeddings to false in the config given with --assets; else export another step."
 )
+
+
+def _drifted(alias: Alias, what: str) -> ReplicaError:
+    return ReplicaError(what, where=alias.name, remedy=_TIED_REMEDY, code="source.tied-copy-differs")
 
 
 def _whole(name: str, shape: tuple[int, ...], source: SourceBytes) -> Input:
@@ -83,6 +87,7 @@ def check_copies(source: SourceBytes) -> int:
                 f"{replica.region.rows(shape)} differ between {replica.locator.path} and {other.locator.path}",
                 where=replica.fqn,
                 remedy="These ranks held different values when they saved; export another step.",
+                code="source.replicas-differ",
             )
         compared += copy.nbytes
     return compared

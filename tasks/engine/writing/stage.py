@@ -19,10 +19,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from reports.errors import CommitError
 from tasks.engine.planning.plan import FilePlan
 from tasks.engine.writing.execute import FileRecord
-from tasks.engine.writing.lock import DestinationLock
+from tasks.engine.writing.lock import DestinationLock, refuse_taken
 from validators.release import MANIFEST_NAME, MARKER_NAME, sha256_of
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
@@ -170,20 +169,6 @@ def lock_of(destination: Path, *, wait: bool = False) -> DestinationLock:
         A context manager.
     """
     return DestinationLock(destination.parent / f".{destination.name}.shardwright.lock", destination, wait=wait)
-
-
-def refuse_taken(destination: Path) -> None:
-    """Raise when a destination exists.
-
-    Args:
-        destination: where the release will be.
-
-    Raises:
-        CommitError: something is there; the message says whether it is a committed release.
-    """
-    if os.path.lexists(destination):
-        kind = "holds a committed release" if (destination / MARKER_NAME).is_file() else "exists already"
-        raise CommitError(kind, where=str(destination), remedy="Nothing is ever overwritten: choose another --to, or remove it yourself.")
 
 
 def stale_stages(destination: Path) -> list[Path]:

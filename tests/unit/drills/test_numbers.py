@@ -1,6 +1,7 @@
 """Recovery time, work lost, intervals: worked by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -8,7 +9,8 @@ from pydantic import ValidationError
 from flows.drill_requests import DrillRequest
 from reports.errors import RequestError
 from tasks.drill import lose_from_log
-from tasks.restore import choose_worlds, count_ranks, part_of, refuse_unfound
+from tasks.restore import choose_worlds, count_ranks, part_of
+from tasks.restoring.trainer import refuse_unfound
 from tasks.restoring.worker import first_cause
 from validators.drills.evidence import Drilled, Save, Step
 from validators.drills.facts import StateFacts
@@ -106,12 +108,46 @@ def test_ranks_are_those_of_the_save(files, logged, ranks):
     assert count_ranks(_drilled(files), [Step(step, rank) for step, rank in logged]) == ranks
 
 
-def test_a_trainer_that_is_nowhere_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    (tmp_path / "trainer_of_mine.py").write_text("raise SystemExit('imported')")
-    with pytest.raises(RequestError, match="no module named 'trainer_of_mine'"):
-        refuse_unfound("trainer_of_mine:build")
+_TRAINERS = {
+    "mine.py": "def build(): ...\nraise SystemExit('imported')\n",
+    "lazy.py": "def __getattr__(name): ...\n",
+    "starred.py": "from mine import *\n",
+    "chosen.py": "if True:\n    from mine import build\nelse:\n    build = None\n",
+    "inner.py": "def outer():\n    def build(): ...\n",
+    "broken.py": "def build(:\n",
+    "kit/__init__.py": "raise SystemExit('imported')\n",
+    "kit/steps.py": "build = 1\n",
+}
+
+
+@pytest.fixture
+def trainers(tmp_path, monkeypatch) -> Path:
+    for name, text in _TRAINERS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    refuse_unfound("trainer_of_mine:build")
+    return tmp_path
+
+
+@pytest.mark.parametrize("spec", ["mine:build", "lazy:build", "starred:build", "chosen:build", "kit.steps:build", "json:loads"])
+def test_a_trainer_is_found_without_being_imported(trainers, spec):
+    refuse_unfound(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("other:build", "no module named 'other'"),
+        ("__main__:build", "no module named '__main__'"),
+        ("kit.none:build", "no module named 'kit.none'"),
+        ("mine:biuld", "mine.py defines no 'biuld'"),
+        ("inner:build", "inner.py defines no 'build'"),
+        ("broken:build", "broken.py is not Python"),
+    ],
+)
+def test_a_trainer_that_is_nowhere_is_refused_before_anything_is_read(trainers, spec, said):
+    with pytest.raises(RequestError, match=said):
+        refuse_unfound(spec)
 
 
 @pytest.mark.parametrize("asked", [{"resume": "json:loads", "world": 9}, {"world": 2}])
