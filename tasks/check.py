@@ -28,6 +28,8 @@ from validators.quantized_names import expect_stored
 from validators.release import Release, StoredTensor, WeightFile, open_release
 from validators.tables import GgufTable, PartTable, PlanTable, TensorTable, ValueTable, read_table, write_table
 
+_BY_GGUF = "those stored are held by gguf_values; no live model to hold the merged ones against"
+
 
 @task(name="check plan", cache_policy=NO_CACHE)
 def check_plan(planned: Planned, assets: Path | None, skips: Mapping[str, str], clock: Callable[[], float]) -> Judged:
@@ -111,7 +113,8 @@ def check_release(
     Returns:
         The results, in the order of CHECKS_OF_EXPORT, or of CHECKS_OF_GGUF.
     """
-    absent = {"logits": compared.reason, "values": measured.witness.detail, "family": "--family none", "config": "none given"}
+    values = _BY_GGUF if planned.is_gguf else measured.witness.detail
+    absent = {"logits": compared.reason, "values": values, "family": "--family none", "config": "none given"}
     evidence = replace(_evidence(folder, measured, compared, absent), expected=_expected_of(planned), in_stage=True)
     evidence = _with_plan(evidence, planned)
     return Judged(_run_all(CHECKS_OF_GGUF if planned.is_gguf else CHECKS_OF_EXPORT, evidence, skips, clock))
@@ -165,7 +168,8 @@ def gather_evidence(facts: ReleaseFacts) -> Evidence:
     described, planned, measured, compared = facts.described, facts.planned, facts.measured, facts.compared
     alone = "nothing to compare with (--against)"
     absent = {"logits": compared.reason, "family": described.reason, "config": "no config.json", "plan": alone, "tokenizer": "none in it"}
-    absent["values"] = measured.witness.detail if planned and measured else alone
+    absent["values"] = (_BY_GGUF if measured.gguf else measured.witness.detail) if planned and measured else alone
+    absent["gguf_values"] = measured.witness.detail if planned and measured else alone
     evidence = replace(
         _evidence(described.folder, measured, compared, absent),
         expected=_expected(described.expected),

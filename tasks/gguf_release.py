@@ -5,7 +5,8 @@ The package is asked for only when a GGUF file is planned or measured, and impor
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,7 +91,8 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
     names = _names(whole, arch, choice.dims.num_layers, paired, choice.dims.size("head_dim"))
 
     def make_header(targets: tuple[TensorPlan, ...]) -> GgufHeader:
-        writer = _start(arch, kind, Path(whole.source.root).name, forward)
+        writer = _start(arch, Path(whole.source.root).name, forward)
+        writer.add_file_type(_file_type(targets))
         _add_tokenizer(writer, vocabulary, assets)
         for target in targets:
             _add_tensor(writer, target)
@@ -123,7 +125,7 @@ def _names(whole: ExportPlan, arch: str, num_layers: int, paired: tuple[str, ...
     return GgufNames({name: found for name, found in names.items() if found is not None}, rotated, head_dim)
 
 
-def _start(arch: str, kind: str, name: str, forward: Forward) -> "GGUFWriter":
+def _start(arch: str, name: str, forward: Forward) -> "GGUFWriter":
     import gguf
 
     writer = gguf.GGUFWriter(None, arch)
@@ -141,9 +143,19 @@ def _start(arch: str, kind: str, name: str, forward: Forward) -> "GGUFWriter":
     writer.add_rope_freq_base(forward.rope_theta)
     writer.add_layer_norm_rms_eps(forward.eps)
     writer.add_vocab_size(forward.vocab)
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     return writer
+
+
+def _file_type(targets: Sequence[TensorPlan]) -> int:
+    # The type that most bytes of the matrices have.
+    import gguf
+
+    nbytes: Counter[str] = Counter()
+    for target in targets:
+        kind, shape = gguf_type(target)
+        nbytes[kind] += target.spec.nbytes if len(shape) > 1 else 0
+    return int(gguf.LlamaFileType[f"MOSTLY_{max(sorted(nbytes), key=lambda kind: nbytes[kind])}"])
 
 
 def _add_tokenizer(writer: "GGUFWriter", vocabulary: Vocabulary, assets: Path | None) -> None:

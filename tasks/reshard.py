@@ -226,7 +226,7 @@ def _groups_in_words(quantized: Quantized) -> str:
 def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
     if plan.quantized is None:
         return ()
-    none = () if plan.quantized.groups or plan.is_gguf else ("no weight could be quantized: this release is not quantized",)
+    none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
     return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
 
 

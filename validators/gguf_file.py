@@ -135,7 +135,7 @@ class _Source:
         return int(value)
 
     def text(self) -> str:
-        return self.take(self.number("<Q")).decode("utf-8", "surrogateescape")
+        return self.take(int.from_bytes(self.take(8), "little")).decode("utf-8", "surrogateescape")
 
     def value(self, kind: int, depth: int) -> GgufValue:
         if kind in _SCALARS:
@@ -149,6 +149,10 @@ class _Source:
         item, count = self.number("<I"), self.number("<Q")
         if count > self._nbytes - self.at:  # every item takes a byte at least
             raise ValueError(f"an array of {count} values in a file of {self._nbytes} bytes")
+        if item in _SCALARS:
+            form, make = _SCALARS[item]
+            raw = self.take(count * struct.calcsize(form))
+            return tuple(make(value) for (value,) in struct.iter_unpack(form, raw))
         return tuple(self.value(item, depth + 1) for _ in range(count))
 
 

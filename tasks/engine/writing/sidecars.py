@@ -121,20 +121,27 @@ def write_card(folder: Path, plan: ExportPlan, lineage: Lineage, model_type: str
     step = "" if plan.source.step is None else f", step {plan.source.step}"
     lines = [
         "---",
-        "library_name: transformers",
+        f"library_name: {'gguf' if plan.is_gguf else 'transformers'}",
         *([f"tags: [{model_type}]"] if model_type else []),
         "---",
         "",
         f"# {Path(plan.source.root).name}",
         "",
         f"Exported by Shardwright from a {plan.source.format} checkpoint{step}: {plan.num_parameters:,} parameters in"
-        f" {sum(len(f.tensors) for f in plan.files)} tensors, {CONFIG_DTYPES.get(release_dtype(plan), 'mixed dtypes')}.",
+        f" {sum(len(f.tensors) for f in plan.files)} tensors, {_stored(plan)}.",
         "",
         f"`{MANIFEST_NAME}` lists every file with its sha256 and where it came from (run `{lineage.run_id}`).",
         *(["", "Left out on purpose:", "", *(f"- `{what}`: {why}" for what, why in lineage.omissions)] if lineage.omissions else []),
         "",
     ]
     (folder / CARD_NAME).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _stored(plan: ExportPlan) -> str:
+    if not plan.is_gguf:
+        return CONFIG_DTYPES.get(release_dtype(plan), "mixed dtypes")
+    kinds = {tensor.encoding.upper() if tensor.part else tensor.dtype for _, tensor in plan.tensors()}
+    return f"in GGUF as {', '.join(sorted(kinds))}"
 
 
 def write_manifest(folder: Path, plan: ExportPlan, records: Sequence[FileRecord], lineage: Lineage) -> None:
