@@ -43,7 +43,8 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder; `keep` are
-    released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole).
+    released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole);
+    `like` are the names of a release that says whether prediction layers are wanted, None to take what the source has.
     """
 
     assets: Path | None
@@ -54,6 +55,7 @@ class ModelRequest:
     max_file_bytes: int
     keep: tuple[str, ...] = ()
     quantize: tuple[tuple[str, str, str], ...] = ()
+    like: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Described:
 
     `expected` is a stored Expectation, None where `reason` says why there is none. `dtype` is the safetensors code of most of its values,
     "" where nothing is stored; `holds_head` whether the head is stored; `has_config` whether a forward could be tried; `kept` are the
-    tensors left in fp32 that may be.
+    tensors left in fp32 that may be; `names` are all that is stored.
     """
 
     folder: Path
@@ -105,6 +107,7 @@ class Described:
     has_config: bool
     nbytes: int
     kept: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     catalog = opened(ref).catalog
     given = read_config(request.assets)
     config = given or ({} if request.family == NONE else derive_config(catalog.stated))
-    choice = choose_family(
-        request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: describe_unknown(request.assets)
-    )
+    choice = _choose(request, config, catalog)
     check_stated(catalog.stated, config, choice.dims)
     if request.quantize:
         _check_quantizing(config)
@@ -78,6 +76,16 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         _omissions(plan, catalog),
         _notes(plan, unloadable),
         unloadable,
+    )
+
+
+def _choose(request: ModelRequest, config: Mapping[str, object], catalog: Catalog) -> Choice:
+    return choose_family(
+        request.family,
+        config,
+        keep_tied_head=request.keep_tied_head,
+        describe=lambda _: describe_unknown(request.assets),
+        stored=catalog.tensors if request.like is None else request.like,
     )
 
 

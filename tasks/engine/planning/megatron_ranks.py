@@ -102,11 +102,14 @@ def plan_ranks(
         first = next(tensor for tensor in padded if tensor.name == EMBEDDING)
         padded.append(Inverse(HEAD, first.shape, first.pieces))
     per_chunk = num_layers // (layout.pp * layout.vpp)
+    predicts = any(tensor.name.startswith("mtp.") for tensor in model)
     made = {}
     for chunk in range(layout.vpp):
         for pp in range(layout.pp):
             at = (chunk * layout.pp + pp) * per_chunk
             own = [t for t in padded if _is_of(t.name, range(at, at + per_chunk), (pp, chunk), layout)]
+            if predicts and layout.pp > 1 and (pp, chunk) == (layout.pp - 1, layout.vpp - 1):  # prediction layers embed by themselves
+                own += [t for t in padded if t.name == EMBEDDING]
             tensors = tuple(sorted(own, key=lambda tensor: place_in_model(tensor.name)))
             shapes = {tensor.name: tensor.shape for tensor in padded}
             shares = {pair: dict(_shares(tensors, shapes, pair, layout, at, num_experts)) for pair in layout.files()}

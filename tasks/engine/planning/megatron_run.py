@@ -21,7 +21,9 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 @dataclass(frozen=True, slots=True)
 class RunOf:
-    """A model and how it is cut. `spec` is a --transformer-impl; `vocab_multiple` a --make-vocab-size-divisible-by."""
+    """A model and how it is cut. `spec` is a --transformer-impl; `vocab_multiple` a --make-vocab-size-divisible-by;
+    `predicts` are prediction layers.
+    """
 
     family: str
     config: Config
@@ -29,6 +31,7 @@ class RunOf:
     layout: RankLayout
     spec: str
     vocab_multiple: int
+    predicts: int = 0
 
 
 def arguments_of(run: RunOf) -> dict[str, object]:
@@ -55,6 +58,7 @@ def arguments_of(run: RunOf) -> dict[str, object]:
         **_architecture(run),
         **dict(_experts(run)),
         **_latent(run),
+        **({"mtp_num_layers": run.predicts} if run.predicts else {}),
         "transformer_impl": run.spec,
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
