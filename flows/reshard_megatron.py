@@ -33,8 +33,8 @@ _SPEC, _VOCAB_MULTIPLE = "local", 128  # where neither the request nor the sourc
 
 @dataclass(frozen=True, slots=True)
 class MegatronRequest:
-    """What is asked for: a source, its config, how many ranks each axis has, (pattern, reason) of source tensors that are left out, and two
-    of Megatron's own arguments.
+    """What is asked for: a source, its config, how many ranks each axis has, (pattern, reason) of source tensors that are left out, two
+    of Megatron's own arguments, and the layers of each stage where they are not equal.
     """
 
     source: Path
@@ -47,6 +47,7 @@ class MegatronRequest:
     drops: tuple[tuple[str, str], ...] = ()
     spec: str | None = None
     vocab_multiple: int | None = None
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _plan_save(request: MegatronRequest, catalog: Catalog, model: _Model, plan: 
     if lacking:
         raise RequestError(f"leaves out {name_some(lacking)}, which ranks hold", where="--drop", remedy="Drop what is no weight only.")
     dims, num_experts = model.dims, model.dims.sizes.get("num_experts", 0)
-    layout = RankLayout(**request.ranks)
+    layout = RankLayout(**request.ranks, layers=request.layers)
     layout = layout if num_experts else replace(layout, etp=layout.tp)
     refuse_heads(layout, dims.size("num_heads"), dims.size("num_kv_heads"))
     spec = request.spec or str(catalog.stated.get("spec", _SPEC))
