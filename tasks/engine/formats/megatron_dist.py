@@ -33,6 +33,7 @@ from tasks.engine.formats.folders import FoundFile, digest_files, find_file, fin
 from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS, REMEDY, Arguments, Layout, read_layout
 from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_fragments import boxes_of_fragment, original_shape
+from tasks.engine.formats.megatron_integrity import check_integrity
 from tasks.engine.formats.megatron_plans import DIST_GLOBALS
 from tasks.engine.formats.megatron_reshardable import BUCKET, FlatTensor, UnfitError, find_flat_slots
 from tasks.engine.formats.megatron_state import RELEASE, common_items, read_tracker, tracker_notes
@@ -118,6 +119,7 @@ class MegatronDistReader(CheckpointReader):
         source = self._source
         inner = "" if METADATA in list_names(source.path) or BACKEND in list_names(source.path) else RELEASE
         folder = source.path / inner
+        check_integrity(source, inner, (METADATA, BACKEND, COMMON))
         content, metadata = _read_metadata(source, inner)
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         common, common_file = _read_common(source, inner, metadata, files)
