@@ -45,6 +45,7 @@ from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator,
 
 METADATA, BACKEND, COMMON = ".metadata", "metadata.json", "common.pt"
 COMMON_ENTRY = "common_state/"
+_BLOCK_NBYTES = 16 << 20
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
 _LAYERS = re.compile(r"^decoder\.layers\.(?!\d)")
 _EXPERTS = re.compile(r"\.mlp\.experts\.experts\.(?!\d)")
@@ -87,6 +88,8 @@ class MegatronDistReader(CheckpointReader):
         if METADATA in names and COMMON in names:
             return Probe(True, f"it has {METADATA} and {COMMON}")
         backend = _backend(folder) if BACKEND in names else ""
+        if not backend and METADATA in names and _mentions(folder / METADATA, COMMON_ENTRY.encode()):
+            return Probe(True, f"its {METADATA} has an entry {COMMON_ENTRY.rstrip('/')}")
         return Probe(True, f"{BACKEND} says {backend}") if backend else Probe(False, f"no {BACKEND} that names a sharded backend")
 
     def _locate(self, fragment: Fragment) -> Payload:
@@ -137,6 +140,7 @@ class MegatronDistReader(CheckpointReader):
         step = common.get("iteration")
         found = [*files.values(), *([common_file] if common_file else [])]
         notes = [*tracker_notes(folder, step), *flat_notes]
+        notes += [] if _backend(folder) else [f"{BACKEND} is missing or damaged, which is written last; what is exported is complete"]
         notes += [] if isinstance(args, Arguments) else ["no args in the checkpoint: nothing to hold the config against"]
         return Catalog(
             self.name,
@@ -302,6 +306,17 @@ def _strides(tensor: StoredTensor, shape: tuple[int, ...]) -> tuple[int, ...] | 
         return (0,) * extra + tensor.strides
     steps = tuple(prod(tensor.shape[d + 1 :]) for d in range(len(tensor.shape)))
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape))) if tensor.strides == steps else None
+
+
+def _mentions(path: Path, text: bytes) -> bool:
+    # Read in blocks: the metadata of a large model takes hundreds of megabytes.
+    kept = b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_NBYTES):
+            if text in kept + block:
+                return True
+            kept = block[-len(text) :]
+    return False
 
 
 def _backend(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """`integrity.json` of a torch_dist save: sha256 of each of its files, written with --verify-integrity (core 0.17 and up).
 
-Every listed file must be there. Digests of another algorithm are not held. Those that say where everything lies are hashed before they are believed; the data files' items have
-checksums of their own, which are held wherever they are read.
+Every listed file must be there. Those that say where everything lies are hashed before they are believed (digests of another algorithm are
+not held); the data files' items have checksums of their own, which are held wherever they are read.
 
 Source: Megatron-LM core 0.17 to main, megatron/core/dist_checkpointing (integrity of saves).
 """

@@ -33,6 +33,17 @@ def _edit(folder: Path, change: Callable[[Metadata], object]) -> None:
     path.write_bytes(pickle.dumps(metadata))
 
 
+@pytest.mark.parametrize("content", [None, "", "{", "[1]"])
+def test_a_save_without_its_last_file_is_told_by_its_entries(content, tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2))
+    (tmp_path / "metadata.json").unlink()
+    if content is not None:
+        (tmp_path / "metadata.json").write_text(content)
+    catalog = open_checkpoint(tmp_path).catalog()
+    assert catalog.format == "megatron_dist"
+    assert [note for note in catalog.notes if note.startswith("metadata.json is missing or damaged")]
+
+
 def _list_integrity(folder: Path, **changed: object) -> None:
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": digests} | changed))
