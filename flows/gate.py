@@ -158,7 +158,7 @@ def _plan_source(request: GateRequest, run: Run, described: Described) -> tuple[
     assets = described.folder if described.has_config else None
     family = request.family if described.expected else "none"
     dtype = described.dtype if described.dtype in UNQUANTIZED else ""
-    wanted = ModelRequest(assets, family, dtype, request.drops, described.holds_head, _ONE_FILE, described.kept)
+    wanted = ModelRequest(assets, family, dtype, request.drops, described.holds_head, _ONE_FILE, described.kept, like=described.names)
     return loaded, run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
 
 

@@ -29,6 +29,14 @@ VocabOption = Annotated[
         show_default=False,
     ),
 ]
+LayersOption = Annotated[
+    str,
+    typer.Option(
+        "--layers-per-stage",
+        help="megatron: layers of each pipeline stage, as 3,5; those of the first virtual stage first. [default: equal numbers]",
+        show_default=False,
+    ),
+]
 LayoutOption = Annotated[
     Literal["universal", "megatron"],
     typer.Option("--format", help="universal: DeepSpeed's, from a ZeRO save. megatron: weights of any source as Megatron-LM's ranks."),
@@ -36,7 +44,7 @@ LayoutOption = Annotated[
 # Parameter → its option, of those that only ranks of Megatron have.
 _OF_MEGATRON = {
     **{name: name for name in ("drop", "assets", "family", "tp", "pp", "ep", "etp", "vpp")},
-    **{"spec": "transformer-impl", "vocab_multiple": "make-vocab-size-divisible-by"},
+    **{"spec": "transformer-impl", "layers": "layers-per-stage", "vocab_multiple": "make-vocab-size-divisible-by"},
 }
 _LOADED_BY = {
     "universal": 'load it with "checkpoint": {"load_universal": true} in DeepSpeed\'s config',
@@ -60,6 +68,7 @@ def reshard(
     ep: RanksOption = 1,
     etp: ExpertOption = None,
     vpp: VirtualOption = 1,
+    layers: LayersOption = "",
     spec: SpecOption = None,
     vocab_multiple: VocabOption = None,
 ) -> None:
@@ -77,7 +86,8 @@ def reshard(
         from flows.reshard_megatron import MegatronRequest, write_megatron_save
 
         ranks = {"tp": tp, "pp": pp, "ep": ep, "etp": etp or tp, "vpp": vpp}
-        request = MegatronRequest(source.absolute(), roots, step, tag, assets, family, ranks, _reasons_of(drop or []), spec, vocab_multiple)
+        drops, stages = _reasons_of(drop or []), _numbers_of(layers)
+        request = MegatronRequest(source.absolute(), roots, step, tag, assets, family, ranks, drops, spec, vocab_multiple, stages)
         made = write_at(to.absolute(), (source, *roots), lambda stage: write_megatron_save(request, stage))
     else:
         made = write_checkpoint(source.absolute(), to.absolute(), also=roots, step=step, tag=tag)
@@ -91,6 +101,13 @@ def _reasons_of(drops: list[str]) -> tuple[tuple[str, str], ...]:
         return split_reasons(drops)
     except ValueError as error:
         raise RequestError(str(error), where="--drop") from None
+
+
+def _numbers_of(layers: str) -> tuple[int, ...]:
+    texts = [text.strip() for text in layers.split(",")] if layers else []
+    if not all(text.isascii() and text.isdigit() for text in texts):
+        raise RequestError(f"{layers!r} is no list of numbers", where="--layers-per-stage", remedy="Write it as 3,5.")
+    return tuple(map(int, texts))
 
 
 def _refuse_options_of_other(layout: str, context: typer.Context) -> None:

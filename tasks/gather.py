@@ -55,7 +55,7 @@ def describe_release(folder: Path, family: str, run_folder: Path) -> Described:
     nbytes_all = sum(release.weight_files().values())
     may = expected.may_keep_fp32 if expected else frozenset()
     kept = tuple(sorted(name for name in may if name in stored and stored[name].dtype == "F32"))
-    return Described(folder, path, reason, dtype, holds_head, bool(release.config), nbytes_all, kept)
+    return Described(folder, path, reason, dtype, holds_head, bool(release.config), nbytes_all, kept, tuple(sorted(stored)))
 
 
 def _expect(release: Release, folder: Path, family: str, stored: frozenset[str]) -> tuple[Expectation | None, str]:
@@ -67,7 +67,7 @@ def _expect(release: Release, folder: Path, family: str, stored: frozenset[str])
     if isinstance(classes, list) and classes and not any(_IS_CAUSAL.search(str(name)) for name in classes):
         return None, f"{name_some(map(str, classes))} is no causal language model"
     try:
-        choice = choose_family(family, release.config, keep_tied_head=False, describe=lambda _: describe_unknown(folder))
+        choice = choose_family(family, release.config, keep_tied_head=False, describe=lambda _: describe_unknown(folder), stored=stored)
         if choice.family is None or choice.dims is None or choice.expected is None:
             return choice.expected, ""
         holds_head = choice.expected.is_tied and any(alias in stored for _, alias in choice.expected.tied)

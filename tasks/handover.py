@@ -43,8 +43,9 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder; `keep` are
-    released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole).
-    `gguf` is how matrices are stored in a GGUF file, "" where none is asked for.
+    released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole);
+    `gguf` is how matrices are stored in a GGUF file, "" where none is asked for; `like` are the names of a release that says whether
+    prediction layers are wanted, None to take what the source has.
     """
 
     assets: Path | None
@@ -56,6 +57,7 @@ class ModelRequest:
     keep: tuple[str, ...] = ()
     quantize: tuple[tuple[str, str, str], ...] = ()
     gguf: str = ""
+    like: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Described:
 
     `expected` is a stored Expectation, None where `reason` says why there is none. `dtype` is the safetensors code of most of its values,
     "" where nothing is stored; `holds_head` whether the head is stored; `has_config` whether a forward could be tried; `kept` are the
-    tensors left in fp32 that may be.
+    tensors left in fp32 that may be; `names` are all that is stored.
     """
 
     folder: Path
@@ -114,6 +116,7 @@ class Described:
     has_config: bool
     nbytes: int
     kept: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

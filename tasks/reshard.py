@@ -44,9 +44,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     catalog = opened(ref).catalog
     given = read_config(request.assets)
     config = given or ({} if request.family == NONE else derive_config(catalog.stated))
-    choice = choose_family(
-        request.family, config, keep_tied_head=request.keep_tied_head, describe=lambda _: describe_unknown(request.assets)
-    )
+    choice = _choose(request, config, catalog)
     check_stated(catalog.stated, config, choice.dims)
     if request.quantize:
         _check_quantizing(config)
@@ -80,6 +78,16 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
         unloadable,
     )
     return _as_gguf(planned, plan, choice, written, request, folder) if request.gguf else planned
+
+
+def _choose(request: ModelRequest, config: Mapping[str, object], catalog: Catalog) -> Choice:
+    return choose_family(
+        request.family,
+        config,
+        keep_tied_head=request.keep_tied_head,
+        describe=lambda _: describe_unknown(request.assets),
+        stored=catalog.tensors if request.like is None else request.like,
+    )
 
 
 def read_config(assets: Path | None, name: str = "config.json") -> Mapping[str, object]:

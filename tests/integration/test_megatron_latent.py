@@ -82,10 +82,31 @@ def _rank(held: Tensors, tp: int) -> Tensors:
             made |= {f"{to}.mlp.experts.{name}{expert}": value for name, value in own.items()}
     made["decoder.final_layernorm.weight"] = held["model.norm.weight"]
     made["output_layer.weight"] = held["lm_head.weight"].chunk(2)[tp]
-    made["mtp.layers.0.enorm.weight"] = torch.ones(16)
-    made["mtp.layers.0.eh_proj.weight"] = torch.ones(8, 32)
-    made["mtp.layers.0.transformer_layer.self_attention.linear_proj.weight"] = torch.ones(16, 16)
-    return {name: value.clone() for name, value in made.items()}
+    return made
+
+
+def _with_prediction(held: Tensors) -> Tensors:
+    """The published tensors of a model whose last layer became a prediction layer: its own tensors, and copies of embedding and head."""
+    last = f"model.layers.{LAYERS - 1}"
+    own = {f"{last}.{name}.weight": torch.randn(16) for name in ("enorm", "hnorm", "shared_head.norm")}
+    return {
+        **held,
+        **own,
+        f"{last}.eh_proj.weight": torch.randn(16, 32),
+        f"{last}.embed_tokens.weight": held["model.embed_tokens.weight"].clone(),
+        f"{last}.shared_head.head.weight": held["lm_head.weight"].clone(),
+    }
+
+
+def _predicting_rank(held: Tensors, tp: int) -> Tensors:
+    """A rank's file, in which that layer is Megatron's first prediction layer."""
+    last, to = f"decoder.layers.{LAYERS - 1}.", "mtp.layers.0."
+    made = {name.replace(last, f"{to}transformer_layer."): value for name, value in _rank(held, tp).items()}
+    published = f"model.layers.{LAYERS - 1}"
+    made |= {f"{to}{name}.weight": held[f"{published}.{name}.weight"] for name in ("enorm", "hnorm")}
+    made[f"{to}final_layernorm.weight"] = held[f"{published}.shared_head.norm.weight"]
+    made[f"{to}eh_proj.weight"] = held[f"{published}.eh_proj.weight"].chunk(2)[tp]
+    return made
 
 
 @pytest.mark.parametrize("q_lora", [12, None])
@@ -97,7 +118,12 @@ def test_latent_attention_and_shared_experts_come_back(q_lora, tmp_path):
     for tp in range(2):
         folder = tmp_path / "ckpt" / f"mp_rank_{tp:02d}"
         folder.mkdir(parents=True)
-        saved = {"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": 1, "model": _rank(held, tp)}
+        saved = {
+            "args": argparse.Namespace(**args),
+            "checkpoint_version": 3.0,
+            "iteration": 1,
+            "model": {name: value.clone() for name, value in _rank(held, tp).items()},
+        }
         (folder / "model_optim_rng.pt").write_bytes(saved_bytes(saved))
     reader = open_checkpoint(tmp_path / "ckpt")
     family = find_family(config.to_dict())
@@ -105,7 +131,7 @@ def test_latent_attention_and_shared_experts_come_back(q_lora, tmp_path):
     dims = family.dims(config.to_dict())
     plan = make_plan(reader.catalog(), PlanRequest(family, dims, family.expectation(dims), dtype="BF16"))
     assert {tensor.name for _, tensor in plan.tensors()} == set(held)
-    assert {drop.name.split(".")[0] for drop in plan.dropped} == {"mtp"}
+    assert plan.dropped == ()
     assert all(tensor.dtype == "F32" for _, tensor in plan.tensors() if tensor.name.endswith("e_score_correction_bias"))
     for _, tensor in plan.tensors():
         (box,) = tensor.inputs
@@ -126,7 +152,7 @@ def test_the_model_written_as_ranks_is_what_the_ranks_hold(q_lora, tmp_path):
     for tp in range(2):
         saved = load_rank(tmp_path / "made/release" / f"mp_rank_{tp:02d}")
         found = {name: value for name, value in saved["model"].items() if value is not None}  # type: ignore[attr-defined]
-        expected = {name: value for name, value in _rank(held, tp).items() if not name.startswith("mtp.")}
+        expected = _rank(held, tp)
         single = {
             re.sub(r"\.experts\.(linear_fc\d)\.weight(\d)$", r".experts.local_experts.\2.\1.weight", n): v for n, v in expected.items()
         }

@@ -28,6 +28,8 @@ MODELS = (
     replace(EXPERTS, shared=12, qkv_bias=True, dense=(0, 2)),
     replace(EXPERTS, qk_norm=True, dense=(1,)),
 )
+# (pp, vpp) → layers per virtual and pipeline stage, where they are uneven; stages without layers too
+UNEVEN = {(2, 1): ((1, 3),), (2, 2): ((2, 0), (1, 1)), (4, 1): ((0, 2, 1, 1),)}
 ROOM = 8  # --make-vocab-size-divisible-by
 
 
@@ -39,15 +41,17 @@ def grids(draw) -> tuple[Model, Grid]:
     tp = draw(st.sampled_from((1, 2, 4)))
     ep = draw(st.sampled_from((1, 2, 4))) if model.experts else 1
     etp = draw(st.sampled_from((1, tp))) if model.experts else tp
+    stages = draw(st.sampled_from((None, UNEVEN.get((pp, vpp)))))
     padded = -(-model.vocab // (ROOM * tp)) * ROOM * tp
-    return replace(model, padded=padded), Grid(tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, fused_norms=draw(st.booleans()))
+    return replace(model, padded=padded), Grid(tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, stages=stages, fused_norms=draw(st.booleans()))
 
 
 def _write(source: Path, folder: Path, grid: Grid, *, assets: Path | None = None, family: str = "auto", spec: str | None = None) -> Path:
     folder.mkdir()
     ranks = {"tp": grid.tp, "pp": grid.pp, "ep": grid.ep, "etp": grid.expert_tp, "vpp": grid.vpp}
     spec = spec or ("transformer_engine" if grid.fused_norms else "local")
-    write_megatron_save(MegatronRequest(source, (), None, "", assets, family, ranks, (), spec, ROOM), folder)
+    layers = tuple(count for stage in grid.stages or () for count in stage)
+    write_megatron_save(MegatronRequest(source, (), None, "", assets, family, ranks, (), spec, ROOM, layers), folder)
     return folder / "release"
 
 
@@ -130,8 +134,25 @@ def test_padding_rows_are_zero_and_args_say_how_it_is_cut(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (Grid(pp=2, stages=((1, 3),)), {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 3}),
+        (Grid(pp=4, stages=((0, 2, 1, 1),)), {"pipeline_model_parallel_layout": "E|tt|t|tL"}),
+        (Grid(pp=2, vpp=2, stages=((2, 0), (1, 1))), {"pipeline_model_parallel_layout": "Ett||t|tL"}),
+        (Grid(pp=2, stages=((2, 2),)), {"decoder_first_pipeline_num_layers": None, "pipeline_model_parallel_layout": None}),
+    ],
+)
+def test_args_say_how_many_layers_uneven_stages_have(grid, said, tmp_path):
+    made = _write(write_hf(tmp_path / "hf", DENSE), tmp_path / "made", grid)
+    args = vars(load_rank(made / "mp_rank_00_000")["args"])  # type: ignore[arg-type]
+    assert {name: args.get(name) for name in said} == said
+
+
+@pytest.mark.parametrize(
     ("model", "grid", "said"),
     [
+        (DENSE, Grid(pp=2, stages=((1, 2),)), "2 stages with 3 layers; the model has 4"),
+        (DENSE, Grid(pp=2, stages=((1, 2, 1),)), "3 stages with 4 layers; .* the run 2 stages"),
         (DENSE, Grid(pp=3), "4 layers do not divide over 3 stages"),
         (DENSE, Grid(vpp=2), "more than one pipeline stage"),
         (DENSE, Grid(ep=2), "no experts"),

@@ -1,8 +1,8 @@
 """DeepSeek-V3: latent attention, shared and routed experts, a router bias that is kept in fp32.
 
 The router adds `e_score_correction_bias` to the scores it chooses experts by; in bf16 its values collapse onto a few, and other experts are
-chosen. Layers below `first_k_dense_replace` are dense. Multi-token prediction layers (`model.layers.{num_hidden_layers}` and up) are not
-described: transformers does not load them.
+chosen. Layers below `first_k_dense_replace` are dense. Multi-token prediction layers (`model.layers.{num_hidden_layers}` and up) are
+released where the checkpoint holds what the config promises; transformers does not load them.
 
 Source: transformers 5.24 models/deepseek_v3 and conversion_mapping.
 """
@@ -11,6 +11,7 @@ from tasks.engine.families import megatron
 from tasks.engine.families.decoder import EMBEDDING, FIRST, HEAD, LAST, NORMS, mlp, published_rows
 from tasks.engine.families.family import ConfigKeys, ExpertNames, Family, Row
 from tasks.engine.families.moe import expert_rows, fused_experts
+from tasks.engine.families.prediction import Prediction, rules_of
 from tasks.engine.tensors.rules import Drop, Naming, Rule, rename
 
 _ATTENTION = "model.layers.{layer}.self_attn"
@@ -48,6 +49,26 @@ _MEGATRON_LAYER: tuple[Rule | Drop, ...] = (
     *megatron.shared_experts(f"{_MLP}.shared_experts"),
 )
 
+_L = "model.layers.{layer}"
+_PREDICTION = Prediction(
+    own=(
+        (f"{_L}.enorm.weight", ("hidden",)),
+        (f"{_L}.hnorm.weight", ("hidden",)),
+        (f"{_L}.eh_proj.weight", ("hidden", "two_hidden")),
+        (f"{_L}.shared_head.norm.weight", ("hidden",)),
+    ),
+    copies=((f"{_L}.embed_tokens.weight", ("vocab", "hidden")), (f"{_L}.shared_head.head.weight", ("vocab", "hidden"))),
+    rules=rules_of(
+        _MEGATRON_LAYER,
+        "decoder.layers.{layer}",
+        _L,
+        {
+            **{f"{name}.weight": f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj")},
+            "final_layernorm.weight": "shared_head.norm.weight",
+        },
+    ),
+)
+
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     model_types=("deepseek_v3",),
@@ -60,6 +81,7 @@ DEEPSEEK_V3 = Family(
     ),
     embedding=EMBEDDING,
     head=HEAD,
+    prediction=_PREDICTION,
     config=ConfigKeys(
         defaults={
             "head_dim": 64,

@@ -165,3 +165,4 @@ def _fill_in(sizes: dict[str, int], multiples: Mapping[str, int], where: str) ->
         sizes["latent_kv_rows"] = sizes["kv_lora"] + rope
         sizes["up_kv_rows"] = heads * (nope + values)
         sizes["v_rows"] = heads * values
+        sizes["two_hidden"] = 2 * sizes["hidden"]  # of prediction layers: the embedding beside the hidden state

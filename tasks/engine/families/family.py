@@ -3,14 +3,15 @@
 A family is data: rows of published names with symbolic shapes, namings, patterns. Sizes are read from config.json by `Dims`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 
 from reports.errors import RequestError
 from tasks.engine.families.dims import Config, Dims
-from tasks.engine.tensors.rules import Naming
+from tasks.engine.families.prediction import MEGATRON, Prediction, numbered
+from tasks.engine.tensors.rules import Drop, Naming, published
 from validators.expectation import Expectation, ExpertGroup
 
 
@@ -47,6 +48,9 @@ class ConfigKeys:
     hidden_multiples: Mapping[str, int] = field(default_factory=dict)
 
 
+_COPY = "a prediction layer's copy of the embedding or head"
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One model family. `namings` are tried in order; the first is the published one.
@@ -67,6 +71,34 @@ class Family:
     may_keep_fp32: tuple[str, ...] = ()  # that other writers leave in fp32 as well; a release may
     ignore: tuple[str, ...] = ("lm_head",)
     not_linear: str = ""
+    prediction: Prediction | None = None
+    num_predicted: int = 0  # prediction layers of this very model, and which of their copies it stores
+    copies: tuple[Row, ...] = ()
+
+    def predicting(self, config: Config, dims: Dims, stored: Collection[str]) -> "Family":
+        """Return the family as it is of a model with the prediction layers that a checkpoint holds.
+
+        Args:
+            config: parsed config.json.
+            dims: its sizes.
+            stored: names in the checkpoint.
+
+        Returns:
+            The family itself where there are none.
+        """
+        layers = self.prediction.count(config, dims, stored) if self.prediction else 0
+        if not self.prediction or not layers:
+            return self
+        copies = tuple(Row(*copy) for copy in self.prediction.copies if copy[0].format(layer=dims.num_layers) in stored)
+        left_out = [name for name, _ in self.prediction.copies if name not in {row.name for row in copies}]
+        names = [name for name, _ in self.prediction.own] + [row.name for row in copies]
+        namings = tuple(
+            numbered(naming, self.prediction.rules, layers, dims)
+            if any(row.source.startswith(MEGATRON) for row in naming.rows)
+            else Naming(naming.name, (*naming.rows, *published(names), *(Drop(name, _COPY) for name in left_out)))
+            for naming in self.namings
+        )
+        return replace(self, namings=namings, num_predicted=layers, copies=copies)
 
     def dims(self, config: Config) -> Dims:
         """Return the model's sizes.
@@ -93,7 +125,8 @@ class Family:
         Returns:
             Names, shapes, ties and experts.
         """
-        shapes = {name: tuple(dims.size(d) for d in row.shape) for row, name in _expand(self.rows, dims)}
+        rows = (*_expand(self.rows, dims), *self._predicted(dims))
+        shapes = {name: tuple(dims.size(d) for d in row.shape) for row, name in rows}
         if dims.is_tied and not keep_tied_head:
             shapes.pop(self.head, None)
         keep, may_keep = (
@@ -112,6 +145,12 @@ class Family:
             may_keep_fp32=may_keep,
         )
 
+    def _predicted(self, dims: Dims) -> Iterator[tuple[Row, str]]:
+        own = tuple(Row(*row) for row in self.prediction.own) if self.prediction else ()
+        inner = tuple(row for row in self.rows if "{layer}" in row.name)
+        for layer in range(dims.num_layers, dims.num_layers + self.num_predicted):
+            yield from _layer_rows((*own, *self.copies, *inner), layer, dims)
+
     def _groups(self, dims: Dims) -> tuple[ExpertGroup, ...]:
         if self.experts is None:
             return ()
@@ -122,7 +161,7 @@ class Family:
                 names.router.format(layer=layer),
                 tuple(tuple(t.format(layer=layer, expert=e) for t in names.tensors) for e in range(dims.size("num_experts"))),
             )
-            for layer in range(dims.num_layers)
+            for layer in range(dims.num_layers + self.num_predicted)
             if dims.is_sparse(layer)
         )
 
@@ -147,10 +186,14 @@ def _expand(rows: tuple[Row, ...], dims: Dims) -> Iterator[tuple[Row, str]]:
             continue
         block = list(run)
         for layer in range(dims.num_layers):
-            kinds = ("all", "sparse" if dims.is_sparse(layer) else "dense")
-            for row in block:
-                if row.layers in kinds:
-                    yield from ((row, name) for name in _fill(row.name, layer, dims))
+            yield from _layer_rows(block, layer, dims)
+
+
+def _layer_rows(rows: Iterable[Row], layer: int, dims: Dims) -> Iterator[tuple[Row, str]]:
+    kinds = ("all", "sparse" if dims.is_sparse(layer) else "dense")
+    for row in rows:
+        if row.layers in kinds and (not row.when or dims.flag(row.when)):
+            yield from ((row, name) for name in _fill(row.name, layer, dims))
 
 
 def _fill(name: str, layer: int, dims: Dims) -> Iterator[str]:

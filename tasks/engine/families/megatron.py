@@ -73,6 +73,7 @@ def choose_names(names: Sequence[str], present: Collection[str], spec: str) -> l
     Returns:
         One name, as long as the table above gives each spec one.
     """
+    names = [name for name in names if ".mtp_model_layer." not in name]  # what newer versions call the inner layer in memory
     fused = [name for name in names if _FUSED_NORM.search(name) and _FUSED_NORM.sub(r".weight", name) in present]
     apart = [name for name in names if not _FUSED_NORM.search(name) and not _SINGLETON.search(name)]
     return fused if fused and spec == "transformer_engine" else apart

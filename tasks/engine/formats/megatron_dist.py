@@ -33,6 +33,7 @@ from tasks.engine.formats.folders import FoundFile, digest_files, find_file, fin
 from tasks.engine.formats.megatron_args import MEGATRON_GLOBALS, REMEDY, Arguments, Layout, read_layout
 from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_fragments import boxes_of_fragment, original_shape
+from tasks.engine.formats.megatron_integrity import check_integrity
 from tasks.engine.formats.megatron_plans import DIST_GLOBALS
 from tasks.engine.formats.megatron_reshardable import BUCKET, FlatTensor, UnfitError, find_flat_slots
 from tasks.engine.formats.megatron_state import RELEASE, common_items, read_tracker, tracker_notes
@@ -44,6 +45,7 @@ from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, Locator,
 
 METADATA, BACKEND, COMMON = ".metadata", "metadata.json", "common.pt"
 COMMON_ENTRY = "common_state/"
+_BLOCK_NBYTES = 16 << 20
 _RANK = re.compile(r"__(\d+)_\d+\.distcp$")
 _LAYERS = re.compile(r"^decoder\.layers\.(?!\d)")
 _EXPERTS = re.compile(r"\.mlp\.experts\.experts\.(?!\d)")
@@ -86,6 +88,8 @@ class MegatronDistReader(CheckpointReader):
         if METADATA in names and COMMON in names:
             return Probe(True, f"it has {METADATA} and {COMMON}")
         backend = _backend(folder) if BACKEND in names else ""
+        if not backend and METADATA in names and _mentions(folder / METADATA, COMMON_ENTRY.encode()):
+            return Probe(True, f"its {METADATA} has an entry {COMMON_ENTRY.rstrip('/')}")
         return Probe(True, f"{BACKEND} says {backend}") if backend else Probe(False, f"no {BACKEND} that names a sharded backend")
 
     def _locate(self, fragment: Fragment) -> Payload:
@@ -118,6 +122,7 @@ class MegatronDistReader(CheckpointReader):
         source = self._source
         inner = "" if METADATA in list_names(source.path) or BACKEND in list_names(source.path) else RELEASE
         folder = source.path / inner
+        check_integrity(source, inner, (METADATA, BACKEND, COMMON))
         content, metadata = _read_metadata(source, inner)
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         common, common_file = _read_common(source, inner, metadata, files)
@@ -135,6 +140,7 @@ class MegatronDistReader(CheckpointReader):
         step = common.get("iteration")
         found = [*files.values(), *([common_file] if common_file else [])]
         notes = [*tracker_notes(folder, step), *flat_notes]
+        notes += [] if _backend(folder) else [f"{BACKEND} is missing or damaged, which is written last; what is exported is complete"]
         notes += [] if isinstance(args, Arguments) else ["no args in the checkpoint: nothing to hold the config against"]
         return Catalog(
             self.name,
@@ -300,6 +306,17 @@ def _strides(tensor: StoredTensor, shape: tuple[int, ...]) -> tuple[int, ...] | 
         return (0,) * extra + tensor.strides
     steps = tuple(prod(tensor.shape[d + 1 :]) for d in range(len(tensor.shape)))
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape))) if tensor.strides == steps else None
+
+
+def _mentions(path: Path, text: bytes) -> bool:
+    # Read in blocks: the metadata of a large model takes hundreds of megabytes.
+    kept = b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_NBYTES):
+            if text in kept + block:
+                return True
+            kept = block[-len(text) :]
+    return False
 
 
 def _backend(folder: Path) -> str:

@@ -9,7 +9,7 @@ import re
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 LOCAL_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
-FIRST, LAST = "embedding.", ("decoder.final_layernorm.", "output_layer.")
+FIRST, LAST = "embedding.", ("decoder.final_layernorm.", "output_layer.", "mtp.")
 # Inside a layer, by the beginning of what is behind the layer's number.
 _ORDER = (
     *("input_layernorm", "self_attention.linear_proj", "self_attention.linear_qkv", "self_attention.linear_q", "self_attention.linear_kv"),

@@ -1,6 +1,6 @@
 """Which family a model is of, from the request and its config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from reports.errors import RequestError
@@ -25,7 +25,7 @@ class Choice:
     expected: Expectation | None = None
 
 
-def choose_family(name: str, config: Config, *, keep_tied_head: bool, describe: Describe) -> Choice:
+def choose_family(name: str, config: Config, *, keep_tied_head: bool, describe: Describe, stored: Collection[str] = ()) -> Choice:
     """Return the family to export as.
 
     Args:
@@ -33,6 +33,7 @@ def choose_family(name: str, config: Config, *, keep_tied_head: bool, describe: 
         config: parsed config.json; empty when there is none.
         keep_tied_head: whether a tied head is written as well.
         describe: asks transformers' meta-device model; called only for "auto" and a model type no family has.
+        stored: names in the checkpoint; they say whether it holds prediction layers.
 
     Returns:
         The choice.
@@ -67,6 +68,7 @@ def choose_family(name: str, config: Config, *, keep_tied_head: bool, describe: 
             remedy="Use --family auto.",
         )
     dims = family.dims(config)
+    family = family.predicting(config, dims, stored)
     return Choice(family, dims, family.expectation(dims, keep_tied_head=keep_tied_head))
 
 

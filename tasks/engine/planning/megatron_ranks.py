@@ -1,6 +1,7 @@
 """Which rank of a Megatron run holds what: a model's tensors dealt out over tensor, pipeline, virtual pipeline and expert ranks.
 
-Stages take equal numbers of layers, virtual stages in turn. A (tp, ep) pair has a file where a rank has it, so that the grid may be sparse.
+Stages take equal numbers of layers, or as many as are asked for, virtual stages in turn. A (tp, ep) pair has a file where a rank has it, so
+that the grid may be sparse.
 
 Source: Megatron-LM core 0.12 to main, megatron/training/checkpointing.py (`get_checkpoint_name`), megatron/core/parallel_state.py;
 held against files that it wrote.
@@ -20,13 +21,38 @@ from tasks.engine.tensors.region import Region
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """How a run is cut; `etp` are the tensor-parallel ranks of experts, `vpp` the virtual stages of each pipeline stage."""
+    """How a run is cut; `etp` are the tensor-parallel ranks of experts, `vpp` the virtual stages of each pipeline stage.
+
+    `layers` are those of each stage, those of the first virtual stage before those of the second; empty for equal numbers.
+    """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
     etp: int = 1
     vpp: int = 1
+    layers: tuple[int, ...] = ()
+
+    def counts(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers of each stage, those of the first virtual stage before those of the second.
+
+        Args:
+            num_layers: of the decoder.
+
+        Returns:
+            pp x vpp numbers.
+
+        Raises:
+            RequestError: they do not add up, or layers do not divide.
+        """
+        stages = self.pp * self.vpp
+        if self.layers and (len(self.layers) != stages or sum(self.layers) != num_layers or min(self.layers) < 0):
+            what = f"{len(self.layers)} stages with {sum(self.layers)} layers; the model has {num_layers}, the run {stages} stages"
+            raise RequestError(what, where="--layers-per-stage", remedy="Give the layers of each stage: they must add up.")
+        if not self.layers and num_layers % stages:
+            remedy = "Choose a divisor, or say with --layers-per-stage what each takes."
+            raise RequestError(f"{num_layers} layers do not divide over {stages} stages", where="--pp, --vpp", remedy=remedy)
+        return self.layers or (num_layers // stages,) * stages
 
     @property
     def world(self) -> int:
@@ -96,21 +122,25 @@ def plan_ranks(
     Raises:
         RequestError: layers, experts or rows do not divide.
     """
-    _refuse_uneven(layout, num_layers, num_experts)
+    _refuse_uneven(layout, num_experts)
     padded = [_pad(tensor, vocab_multiple * layout.tp) for tensor in model]
     if layout.pp > 1 and not any(tensor.name == HEAD for tensor in padded):  # a tied model's last stage holds a copy
         first = next(tensor for tensor in padded if tensor.name == EMBEDDING)
         padded.append(Inverse(HEAD, first.shape, first.pieces))
-    per_chunk = num_layers // (layout.pp * layout.vpp)
+    counts, at = layout.counts(num_layers), 0
+    predicts = any(tensor.name.startswith("mtp.") for tensor in model)
     made = {}
     for chunk in range(layout.vpp):
         for pp in range(layout.pp):
-            at = (chunk * layout.pp + pp) * per_chunk
-            own = [t for t in padded if _is_of(t.name, range(at, at + per_chunk), (pp, chunk), layout)]
+            count = counts[chunk * layout.pp + pp]
+            own = [t for t in padded if _is_of(t.name, range(at, at + count), (pp, chunk), layout)]
+            if predicts and layout.pp > 1 and (pp, chunk) == (layout.pp - 1, layout.vpp - 1):  # prediction layers embed by themselves
+                own += [t for t in padded if t.name == EMBEDDING]
             tensors = tuple(sorted(own, key=lambda tensor: place_in_model(tensor.name)))
             shapes = {tensor.name: tensor.shape for tensor in padded}
             shares = {pair: dict(_shares(tensors, shapes, pair, layout, at, num_experts)) for pair in layout.files()}
             made[pp, chunk] = StagePlan(tensors, shares)
+            at += count
     return made
 
 
@@ -130,12 +160,9 @@ def refuse_heads(layout: RankLayout, num_heads: int, num_kv_heads: int) -> None:
         raise RequestError(f"{heads} do not divide over {layout.tp} ranks", where="--tp", remedy="Choose a divisor.")
 
 
-def _refuse_uneven(layout: RankLayout, num_layers: int, num_experts: int) -> None:
+def _refuse_uneven(layout: RankLayout, num_experts: int) -> None:
     if layout.vpp > 1 and layout.pp == 1:
         raise RequestError("virtual stages need more than one pipeline stage", where="--vpp", remedy="Give --pp as well.")
-    stages = layout.pp * layout.vpp
-    if num_layers % stages:
-        raise RequestError(f"{num_layers} layers do not divide over {stages} stages", where="--pp, --vpp", remedy="Choose a divisor.")
     if layout.ep > 1 and not num_experts:
         raise RequestError("the model has no experts", where="--ep", remedy="Leave it out.")
     if num_experts % layout.ep:

@@ -21,7 +21,9 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 @dataclass(frozen=True, slots=True)
 class RunOf:
-    """A model and how it is cut. `spec` is a --transformer-impl; `vocab_multiple` a --make-vocab-size-divisible-by."""
+    """A model and how it is cut. `spec` is a --transformer-impl; `vocab_multiple` a --make-vocab-size-divisible-by;
+    `predicts` are prediction layers.
+    """
 
     family: str
     config: Config
@@ -29,6 +31,7 @@ class RunOf:
     layout: RankLayout
     spec: str
     vocab_multiple: int
+    predicts: int = 0
 
 
 def arguments_of(run: RunOf) -> dict[str, object]:
@@ -55,10 +58,12 @@ def arguments_of(run: RunOf) -> dict[str, object]:
         **_architecture(run),
         **dict(_experts(run)),
         **_latent(run),
+        **({"mtp_num_layers": run.predicts} if run.predicts else {}),
         "transformer_impl": run.spec,
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        **_stages(layout),
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
         "context_parallel_size": 1,
@@ -68,6 +73,16 @@ def arguments_of(run: RunOf) -> dict[str, object]:
         "consumed_train_samples": 0,
         "consumed_valid_samples": 0,
     }
+
+
+def _stages(layout: RankLayout) -> dict[str, object]:
+    # Of uneven stages: two numbers where only the first and the last are apart, else Megatron's own spelling of a layout.
+    counts = layout.layers
+    if len(set(counts)) < 2:
+        return {}
+    if layout.vpp == 1 and len(set(counts[1:-1])) < 2:
+        return {"decoder_first_pipeline_num_layers": counts[0], "decoder_last_pipeline_num_layers": counts[-1]}
+    return {"pipeline_model_parallel_layout": f"E{'|'.join('t' * count for count in counts)}L"}
 
 
 _SIZES: Mapping[str, str] = {

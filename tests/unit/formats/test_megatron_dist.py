@@ -1,5 +1,6 @@
 """Megatron's torch_dist saves: both places of the common state, moments per parameter, and what is refused."""
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable
@@ -30,6 +31,51 @@ def _edit(folder: Path, change: Callable[[Metadata], object]) -> None:
     metadata = pickle.loads(path.read_bytes())
     change(metadata)
     path.write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]"])
+def test_a_save_without_its_last_file_is_told_by_its_entries(content, tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2))
+    (tmp_path / "metadata.json").unlink()
+    if content is not None:
+        (tmp_path / "metadata.json").write_text(content)
+    catalog = open_checkpoint(tmp_path).catalog()
+    assert catalog.format == "megatron_dist"
+    assert [note for note in catalog.notes if note.startswith("metadata.json is missing or damaged")]
+
+
+def _list_integrity(folder: Path, **changed: object) -> None:
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": digests} | changed))
+
+
+def test_a_save_that_is_as_its_integrity_file_lists_it_is_read(tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2))
+    _list_integrity(tmp_path)
+    assert open_checkpoint(tmp_path).catalog().tensors
+    _list_integrity(tmp_path, algorithm="blake3", files={".metadata": "00"})  # not known here
+    assert open_checkpoint(tmp_path).catalog().tensors
+
+
+def test_a_file_that_its_integrity_file_lists_otherwise_is_refused(tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2))
+    _list_integrity(tmp_path)
+    with (tmp_path / ".metadata").open("ab") as file:
+        file.write(b"behind the pickle")
+    assert "/.metadata: is not the file that integrity.json lists" in _refusal(tmp_path)
+
+
+def test_a_listed_file_that_is_missing_is_named(tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2))
+    _list_integrity(tmp_path, files={"__7_0.distcp": "00"})
+    assert "lists __7_0.distcp, which this save lacks" in _refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"files": 3}', '{"files": {"a": 3}}', '{"files": {"../a": "00"}}'])
+def test_an_integrity_file_that_makes_no_sense_is_refused(content, tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2))
+    (tmp_path / "integrity.json").write_text(content)
+    assert "is no list of digests by file name" in _refusal(tmp_path)
 
 
 @pytest.mark.parametrize("stored", ["plain", "fragments"])
