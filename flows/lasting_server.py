@@ -21,6 +21,13 @@ HOST = "127.0.0.1"
 START_SECONDS = 180.0  # a new database on a busy machine
 STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.2
+# `python -m prefect`, which Linux interrupts when its parent dies (PR_SET_PDEATHSIG): of us killed, it would stay on the port.
+_PREFECT = """
+import ctypes, runpy, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGINT)
+runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+"""
 
 
 @contextmanager
@@ -49,7 +56,7 @@ def lasting_server(port: int, *, is_chosen: bool) -> Iterator[str]:
         return
     _refuse_taken(port)
     process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)],
+        [sys.executable, "-c", _PREFECT, "server", "start", "--host", HOST, "--port", str(port)],
         env={**os.environ, "PREFECT_SERVER_API_PORT": str(port), "PREFECT_SERVER_API_HOST": HOST},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

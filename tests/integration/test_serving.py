@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +176,21 @@ def test_it_stops_when_told_to_and_its_server_with_it(served):
     assert served.process.returncode == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.api}/health", timeout=5)
+
+
+def test_a_killed_serve_leaves_no_server_on_its_port(tmp_path):
+    with serving(tmp_path) as killed:
+        killed.process.kill()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{killed.api}/health", timeout=5)
+            except httpx.ConnectError:
+                return
+            except httpx.TransportError:
+                pass  # it is on its way
+            time.sleep(0.5)
+    raise AssertionError("the server is still there")
 
 
 def test_work_pools_are_offered_what_serve_offers(tmp_path):
