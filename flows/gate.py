@@ -21,6 +21,7 @@ from reports.write import ReportPaths, write_report
 from tasks.check import check_folder, check_headers, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
 from tasks.gather import compare_recorded, describe_release, digest_files
+from tasks.gguf_release import refuse_absent
 from tasks.handover import Compared, Described, Judged, Loaded, ModelRequest, Planned, ReleaseFacts, SourceRef
 from tasks.known import find_known, read_earlier, write_digests
 from tasks.load_shards import load_shards
@@ -57,8 +58,10 @@ def check_request(request: GateRequest) -> None:
         raise RequestError("needs --against with an earlier release: a folder of safetensors", where="--weights retrained")
     if request.changed_since is not None:
         read_earlier(request.changed_since)
-    if request.prove and open_release(request.release).is_gguf:
-        raise RequestError("plants its faults into safetensors, and this is GGUF", where="--prove", remedy="Gate it without --prove.")
+    if open_release(request.release).is_gguf:
+        refuse_absent(str(request.release))
+        if request.prove:
+            raise RequestError("plants its faults into safetensors, and this is GGUF", where="--prove", remedy="Gate it without --prove.")
     refuse_unknown_checks(request.skips, NAMED)
     _read_policy(request)
 

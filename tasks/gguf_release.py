@@ -49,8 +49,11 @@ class GgufPlanned:
     omissions: tuple[Omission, ...]
 
 
-def refuse_absent() -> None:
+def refuse_absent(where: str) -> None:
     """Raise where the gguf package is not installed.
+
+    Args:
+        where: what needs it, for the message.
 
     Raises:
         RequestError: it is not; the remedy is the command that installs it.
@@ -58,7 +61,7 @@ def refuse_absent() -> None:
     if find_spec("gguf") is None:
         raise RequestError(
             "needs the package gguf, which is not installed",
-            where="--gguf",
+            where=where,
             remedy="Install it: pip install 'gguf>=0.19.0' (or shardwright's extra: pip install -e '.[gguf]').",
         )
 
@@ -81,7 +84,7 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
         RequestError: the family is not written as GGUF, the config asks for something that GGUF readers do not compute, a tensor has no
             name, or the package is absent.
     """
-    refuse_absent()
+    refuse_absent("--gguf")
     arch, paired = _architecture(choice)
     assert choice.family is not None
     assert choice.dims is not None

@@ -25,7 +25,7 @@ from tasks.threads import one_torch_thread
 from tasks.witnesses.boxes import read_bytes
 from tasks.witnesses.second_path import SecondPath, Target
 from validators.gguf_file import BY_NAME, GgufFile, GgufTensor
-from validators.gguf_model import forward_of
+from validators.gguf_model import Config, forward_of
 from validators.gguf_names import ARCHITECTURES, published_name, rotated_part
 from validators.release import open_release
 from validators.tables import GgufTable, TensorTable, format_shape
@@ -97,11 +97,18 @@ def measure_ggufs(folder: Path, plan_path: Path | None, source_roots: tuple[Path
         said = Witness(said.name, False, said.proves, "several GGUF files: judge them one by one")
     elif witness is not None:
         try:
-            origin = Origin(witness, str(release.config.get("model_type")), forward_of(release.config).head_dim)
+            origin = _origin_of(release.config, witness)
         except RequestError as error:
             said = Witness(said.name, False, said.proves, str(error))
     tensors, compared = measure_gguf(folder, release.ggufs[0], origin, workers)
     return GgufMeasurement(tensors, compared, said)
+
+
+def _origin_of(config: Config, witness: SecondPath) -> Origin:
+    kind = str(config.get("model_type"))
+    if kind not in ARCHITECTURES:
+        raise RequestError(f"model type {kind} is not judged as GGUF; {', '.join(ARCHITECTURES)} are", where="config.json")
+    return Origin(witness, kind, forward_of(config).head_dim)
 
 
 def measure_gguf(folder: Path, file: GgufFile, origin: Origin | None, workers: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -115,11 +122,12 @@ def measure_gguf(folder: Path, file: GgufFile, origin: Origin | None, workers: i
 
     Returns:
         A TensorTable, under the published names where there are any, and a GgufTable, in the file's order. Tensors of a type that is not
-        judged, that the file ends before, or of a name already met are left out.
+        judged, vectors in blocks, those that the file ends before, and those of a name already met are left out.
     """
     intact: dict[str, GgufTensor] = {}
     for tensor in file.tensors:
-        if tensor.nbytes >= 0 and tensor.start + tensor.nbytes <= file.nbytes:
+        is_judged = tensor.nbytes >= 0 and (len(tensor.shape) > 1 or BY_NAME[tensor.type].block == 1)
+        if is_judged and tensor.start + tensor.nbytes <= file.nbytes:
             intact.setdefault(published_name(tensor.name) or tensor.name, tensor)
     with one_torch_thread(), ThreadPoolExecutor(workers) as pool:
         jobs = [pool.submit(_measure, folder / file.name, tensor, origin) for tensor in intact.values()]
@@ -133,10 +141,10 @@ def _measure(path: Path, tensor: GgufTensor, origin: Origin | None) -> tuple[dic
     compared, kind, published = _Compared(), BY_NAME[tensor.type], published_name(tensor.name)
     target = _target(origin.witness, published) if origin else None
     published = target.name if target else published
-    is_comparable = target is not None and target.shape == tensor.shape
-    row_nbytes = prod(tensor.shape[1:]) // kind.block * kind.nbytes if len(tensor.shape) > 1 else kind.nbytes // kind.block
+    row_nbytes = prod(tensor.shape[1:]) // kind.block * kind.nbytes if len(tensor.shape) > 1 else kind.nbytes
     is_rotated = origin is not None and bool(rotated_part(tensor.name)) and ARCHITECTURES[origin.model_type].has_pairs
     unit = origin.head_dim if origin and is_rotated else 1
+    is_comparable = target is not None and target.shape == tensor.shape and (not tensor.shape or tensor.shape[0] % unit == 0)
     with path.open("rb", buffering=0) as stream:
         for first, stop in _bands(tensor, unit):
             found = read_bytes(stream.fileno(), path, tensor.start + first * row_nbytes, (stop - first) * row_nbytes)

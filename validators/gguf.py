@@ -91,6 +91,9 @@ def _judge(judged: _Judged) -> Iterator[Finding]:
         yield finding("gguf.not-judged", judged.file.name, expected=f"a config of {', '.join(ARCHITECTURES)}", found=found)
         return
     said = judged.file.metadata.get("general.architecture")
+    if said not in {row.name for row in ARCHITECTURES.values()}:
+        yield finding("gguf.not-judged", judged.file.name, expected=architecture.name, found=f"architecture {said}")
+        return
     if said != architecture.name:
         where = judged.where("general.architecture")
         yield finding("gguf.architecture", where, expected=architecture.name, found=str(said))

@@ -107,6 +107,10 @@ def _store_norm_as_f16(content: Content) -> None:
     content.tensors[name] = (content.tensors[name][0], gguf.GGMLQuantizationType.F16)
 
 
+def _store_norm_in_blocks(content: Content) -> None:
+    content.tensors["output_norm.weight"] = (content.tensors["output_norm.weight"][0], gguf.GGMLQuantizationType.Q8_0)
+
+
 def _store_as_q4_0(content: Content) -> None:
     content.tensors[_UP] = (content.tensors[_UP][0], gguf.GGMLQuantizationType.Q4_0)
 
@@ -147,6 +151,9 @@ FAULTS: tuple[GgufFault, ...] = (
     GgufFault("gguf_name_twice", "gguf.twice", plant=_name_twice, against=False),
     GgufFault("gguf_transposed", "gguf.shape", _edit(_UP, lambda values: np.ascontiguousarray(values.T))),
     GgufFault("gguf_norm_in_f16", "gguf.type", _store_norm_as_f16),
+    GgufFault("gguf_norm_in_blocks", "gguf.type", _store_norm_in_blocks),
+    GgufFault("gguf_part_of_a_model", "gguf.not-judged", _set("split.count", 3, gguf.GGUFValueType.UINT16), against=False),
+    GgufFault("gguf_of_architecture_not_judged", "gguf.not-judged", lambda c: setattr(c, "architecture", "clip"), against=False),
     GgufFault("gguf_type_of_another_file", "gguf.file-type", _set("general.file_type", 1, gguf.GGUFValueType.UINT32)),
     GgufFault("gguf_cut", "gguf.layout", plant=_cut(4096)),
     GgufFault("gguf_goes_on", "gguf.layout", plant=_append),

@@ -47,6 +47,7 @@ def test_fault_is_caught_by_its_code(fault, sources, tmp_path):
         assert not outcome.verdict.green
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_sound_files_of_the_package_itself_are_accepted(name, kind, sources, tmp_path):
