@@ -122,7 +122,7 @@ class MegatronDistReader(CheckpointReader):
         source = self._source
         inner = "" if METADATA in list_names(source.path) or BACKEND in list_names(source.path) else RELEASE
         folder = source.path / inner
-        check_integrity(source, inner, (METADATA, BACKEND, COMMON))
+        noted = check_integrity(source, inner, (METADATA, BACKEND, COMMON))
         content, metadata = _read_metadata(source, inner)
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         common, common_file = _read_common(source, inner, metadata, files)
@@ -154,6 +154,7 @@ class MegatronDistReader(CheckpointReader):
             notes=(*source.notes, *notes),
             state_tensors=MappingProxyType(state),
             stated=MappingProxyType(stated_facts(args.values) if isinstance(args, Arguments) else {}),
+            listed=noted,
         )
 
     def _add(
