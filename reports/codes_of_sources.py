@@ -10,6 +10,9 @@ CODES_OF_SOURCES: Mapping[str, Code] = MappingProxyType(
         "source.config-contradicts": Code(
             "the config is not that of the model the trainer ran", "Give the config.json of this very model with --assets."
         ),
+        "source.file-changed": Code(
+            "a file of the checkpoint is not the one whose sha256 its writer noted", "Restore the files from another copy."
+        ),
         "source.ranks-exchanged": Code(
             "ranks' files do not lie where their writers would have put them", "Put each file back into its own folder."
         ),

@@ -1,12 +1,14 @@
 """Write a release into its stage: one task per weight file, then the files beside them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from reports.errors import FormatError, name_some
+from tasks.digests import digest_all
 from tasks.engine.planning.plan import ExportPlan, plan_from_json
 from tasks.engine.writing.execute import FileRecord, execute_file, verify_shared
 from tasks.engine.writing.replicas import check_replicas
@@ -63,11 +65,25 @@ def finish_release(ref: SourceRef, planned: Planned, stage: Stage, assets: Path 
     records = _records(plan, stage)
     verify_shared(plan.files, records, source)
     compared = check_replicas(plan, source)
+    _refuse_changed(source.catalog.listed)
     config = json.loads(planned.config.read_text(encoding="utf-8")) if planned.config else {}
     write_sidecars(stage.folder, plan, config, assets)
     write_card(stage.folder, plan, lineage, str(config.get("model_type", "")))
     write_manifest(stage.folder, plan, records, lineage)
     return compared
+
+
+def _refuse_changed(listed: Mapping[str, str]) -> None:
+    # Files whose writer noted their sha256: two that were exchanged have sound items, and other values.
+    digests = digest_all(Path("/"), listed, workers=2)
+    changed = sorted(path for path, digest in digests.items() if digest != listed[path])
+    if changed:
+        raise FormatError(
+            f"sha256 is not what the writer noted in this save: {name_some(Path(path).name for path in changed)}",
+            where=str(Path(changed[0]).parent),
+            remedy="Restore the files from another copy, or export another step.",
+            code="source.file-changed",
+        )
 
 
 def _read_plan(planned: Planned) -> ExportPlan:

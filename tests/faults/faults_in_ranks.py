@@ -5,7 +5,9 @@ plan at its word; a wrong reader is not. What the ranks compute by themselves co
 config beside it, that is not what the trainer's model was: it is refused before anything is published.
 """
 
+import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,8 @@ from tasks.engine.tensors.ops import Op, SplitQkv, SplitRows
 from tasks.engine.tensors.region import Region
 from tasks.engine.tensors.rules import Drop, Naming, Rule
 from tests.builders.megatron import Grid, Model, edit_rank
-from tests.builders.megatron_runs import settings
+from tests.builders.megatron_dist import write_torch_dist
+from tests.builders.megatron_runs import RUN, settings
 
 DENSE = Model(hidden=16, heads=4, groups=2, head_dim=4, ffn=24, vocab=20, padded=32)
 EVEN = replace(DENSE, heads=2)  # as many Q rows as K rows: blocks of them are equal thirds
@@ -155,6 +158,16 @@ def _copy_file(folder: Path) -> None:
     second.write_bytes(first.read_bytes())
 
 
+def _file_of_another_save(folder: Path) -> None:
+    # torch_dist: the items of that file have sound checksums, and the same sizes at the same places.
+    shutil.rmtree(folder / "ckpt")
+    write_torch_dist(folder / "ckpt", DENSE, replace(TP, args=RUN))
+    write_torch_dist(folder / "other", replace(DENSE, seed=1), replace(TP, args=RUN))
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "ckpt").iterdir()}
+    (folder / "ckpt/integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": digests}))
+    shutil.copy(folder / "other/__1_0.distcp", folder / "ckpt/__1_0.distcp")
+
+
 def _mapping(name: str, model: Model, grid: Grid, by: Literal["a rule", "the reader"], patch: Patch) -> RankFault:
     return RankFault(name, model, grid, by, patch)
 
@@ -191,6 +204,7 @@ FAULTS: tuple[RankFault, ...] = (
     _source("dense_weights_differ", EXPERTS, EP, _drift("mp_rank_00_001", _NORM), "replicas-differ", _NORM, "_001", "_000"),
     _source("files_exchanged", DENSE, TP, _swap_files, "ranks-exchanged", "ckpt", "by rank 1", "mp_rank_00", "mp_rank_01"),
     _source("file_copied_over_another", DENSE, TP, _copy_file, "ranks-exchanged", "ckpt", "mp_rank_00 and mp_rank_01"),
+    _source("data_file_of_another_save", DENSE, TP, _file_of_another_save, "file-changed", "ckpt", "__1_0.distcp"),
     _source("tied_copy_drifted", TIED, PP, _drift("mp_rank_00_001", _HEAD), "tied-copy-differs", _HEAD, "row 0"),
 )
 

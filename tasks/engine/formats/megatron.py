@@ -25,7 +25,7 @@ from tasks.engine.formats.megatron_facts import stated_facts
 from tasks.engine.formats.megatron_files import RankFile, Ranks, list_rank_folders, open_ranks
 from tasks.engine.formats.megatron_names import check_experts, globalise, number_layers, unify
 from tasks.engine.formats.megatron_optimizer import RankState, read_optimizer
-from tasks.engine.formats.megatron_state import RELEASE, read_tracker, state_items, tracker_notes
+from tasks.engine.formats.megatron_state import RELEASE, RESUMED, read_tracker, state_items, tracker_notes
 from tasks.engine.formats.megatron_writers import refuse_exchanged
 from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
@@ -207,7 +207,8 @@ def latent_rows(args: Mapping[str, object]) -> dict[str, int]:
 
 def _state_notes(states: Sequence[RankState]) -> list[str]:
     reasons = sorted({state.why_not for state in states if state.why_not})
-    return [f"the optimizer's tensors are listed and not told apart: {reasons[0]}"] if reasons else []
+    unknown = [f"the optimizer's tensors are listed and not told apart: {reasons[0]}"] if reasons else []
+    return unknown + ([RESUMED["ranks"]] if any(state.file.rest.get("optimizer") for state in states) else [])
 
 
 def _has_release(path: Path) -> bool:

@@ -36,7 +36,7 @@ from tasks.engine.formats.megatron_fragments import boxes_of_fragment, original_
 from tasks.engine.formats.megatron_integrity import check_integrity
 from tasks.engine.formats.megatron_plans import DIST_GLOBALS
 from tasks.engine.formats.megatron_reshardable import BUCKET, FlatTensor, UnfitError, find_flat_slots
-from tasks.engine.formats.megatron_state import RELEASE, common_items, read_tracker, tracker_notes
+from tasks.engine.formats.megatron_state import RELEASE, RESUMED, common_items, read_tracker, tracker_notes
 from tasks.engine.formats.optimizer_state import slot_key
 from tasks.engine.formats.reader import CheckpointReader, Payload, Probe, Source
 from tasks.engine.formats.state_dict import strip_wrappers
@@ -54,7 +54,7 @@ _SLOT = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|pa
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.")
 _MASTERS = frozenset({"param", "fp32_param"})
 _FLAT = "optimizer.distributed.dp_group_idx_"
-_NOT_PORTABLE = "the optimizer is dp_reshardable: Megatron resumes it at the same tp, pp and ep only, at any dp"
+_GATHERED = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state/")
 _EXTRA_STATE = re.compile(r"^(.*_extra_state)/shard_")
 
 
@@ -122,7 +122,7 @@ class MegatronDistReader(CheckpointReader):
         source = self._source
         inner = "" if METADATA in list_names(source.path) or BACKEND in list_names(source.path) else RELEASE
         folder = source.path / inner
-        check_integrity(source, inner, (METADATA, BACKEND, COMMON))
+        noted = check_integrity(source, inner, (METADATA, BACKEND, COMMON))
         content, metadata = _read_metadata(source, inner)
         files = find_files(source, inner, metadata.needed_nbytes(), _RANK)
         common, common_file = _read_common(source, inner, metadata, files)
@@ -154,6 +154,7 @@ class MegatronDistReader(CheckpointReader):
             notes=(*source.notes, *notes),
             state_tensors=MappingProxyType(state),
             stated=MappingProxyType(stated_facts(args.values) if isinstance(args, Arguments) else {}),
+            listed=noted,
         )
 
     def _add(
@@ -241,13 +242,20 @@ def _sort_items(metadata: DcpMetadata, num_layers: int) -> Sorted:
 def _find_flat(sorted_out: Sorted, args: Mapping[str, object], layout: Layout | None) -> tuple[dict[str, FlatTensor], list[str]]:
     # Where buckets hold each parameter's state, and what is to be said of them.
     if not any(_FLAT in key for key in sorted_out.state):
-        return {}, []
+        return {}, list(_resumed(sorted_out))
     items = {part.item.key: part.item for part in sorted_out.state.values()}
     shapes = {name: part.item.shape[len(part.lead) :] for name, part in sorted_out.model.items()}
     try:
-        return find_flat_slots(items, shapes, args, layout), [_NOT_PORTABLE]
+        return find_flat_slots(items, shapes, args, layout), [RESUMED["buckets"]]
     except UnfitError as error:
-        return {}, [_NOT_PORTABLE, f"the optimizer's tensors are listed and not told apart: {error}"]
+        return {}, [RESUMED["buckets"], f"the optimizer's tensors are listed and not told apart: {error}"]
+
+
+def _resumed(sorted_out: Sorted) -> Iterator[str]:
+    if any(_GATHERED.match(item.key) for item in sorted_out.objects):
+        yield RESUMED["gathered"]
+    elif any(not key.startswith(OTHER_SLOT) for key in sorted_out.state):
+        yield RESUMED["parameters"]
 
 
 def _whole_shape(metadata: DcpMetadata, item: SavedTensor, parameter: str) -> tuple[int, ...]:

@@ -15,6 +15,13 @@ COUNTERS = (
     *("expert_tensor_parallel_size", "use_tp_pp_dp_mapping"),
 )
 SCHEDULE = "opt_param_scheduler"
+# How an optimizer is stored → at which layouts Megatron itself resumes it.
+RESUMED: Mapping[str, str] = {
+    "ranks": "the optimizer is stored rank by rank: Megatron resumes it at the same tp, pp and ep only, at any dp",
+    "buckets": "the optimizer is dp_reshardable: Megatron resumes it at the same tp, pp and ep only, at any dp",
+    "gathered": "the optimizer is stored per tp and pp rank, gathered over dp: Megatron resumes it at the same tp and pp only, at any dp",
+    "parameters": "the optimizer is stored by parameter: Megatron resumes it at any tp, pp, ep and dp",
+}
 PER_RANK = ("rng_state", "rerun_state_machine", "optimizer", "num_floating_point_operations_so_far")
 
 

@@ -105,7 +105,8 @@ class Catalog:
     `replicas` repeat a region that the table has already (another rank wrote it too) and must hold the same values; their `index` is -1.
     `stated` is what the trainer stored of the model beside its weights, in the words of families.dims and planning.stated.
     `digest` identifies the bytes as far as metadata can (sizes and times included). `notes` are sentences for the report. `weights` says
-    whether `tensors` are the model's as stored or the optimizer's masters.
+    whether `tensors` are the model's as stored or the optimizer's masters. `listed` are absolute paths of files, and the sha256 that their
+    writer noted down of each.
     """
 
     format: str
@@ -121,6 +122,7 @@ class Catalog:
     state_tensors: Mapping[str, SourceTensor] = field(default_factory=dict)
     stated: Mapping[str, Fact] = field(default_factory=dict)
     weights: Weights = STORED
+    listed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_state_items(self) -> int:

@@ -44,6 +44,15 @@ def test_a_save_without_its_last_file_is_told_by_its_entries(content, tmp_path):
     assert [note for note in catalog.notes if note.startswith("metadata.json is missing or damaged")]
 
 
+@pytest.mark.parametrize(
+    ("stored", "said"), [("plain", "by parameter"), ("fragments", "by parameter"), ("buckets", "dp_reshardable"), ("", "")]
+)
+def test_notes_say_at_which_layouts_megatron_resumes(stored, said, tmp_path):
+    write_torch_dist(tmp_path, DENSE, Grid(tp=2, args={"transformer_impl": "local"}), optimizer=stored)
+    notes = [note for note in open_checkpoint(tmp_path).catalog().notes if "Megatron resumes it" in note]
+    assert [said in note for note in notes] == [True] * bool(said)
+
+
 def _list_integrity(folder: Path, **changed: object) -> None:
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": digests} | changed))

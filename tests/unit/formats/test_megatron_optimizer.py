@@ -104,6 +104,13 @@ def test_a_distributed_optimizer_without_its_file_is_noted(tmp_path):
     assert (catalog.digest == whole.digest, catalog.files_nbytes < whole.files_nbytes) == (False, True)
 
 
+def test_notes_say_at_which_layouts_megatron_resumes(tmp_path):
+    write_legacy(tmp_path / "with", Model(), Grid(), optimizer="plain")
+    write_legacy(tmp_path / "without", Model(), Grid())
+    notes = [open_checkpoint(tmp_path / name).catalog().notes for name in ("with", "without")]
+    assert ["at the same tp, pp and ep only" in " ".join(said) for said in notes] == [True, False]
+
+
 def test_steps_of_parameter_groups_are_counters(tmp_path):
     write_legacy(tmp_path, Model(dtype=BF16), Grid(), optimizer="distributed")
     state = {item.fqn: item.value for item in open_checkpoint(tmp_path).catalog().state}
