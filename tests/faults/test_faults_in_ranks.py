@@ -1,16 +1,18 @@
 """Every planted fault of Megatron's ranks is caught by its code, in the report of a whole export that has no recorded logits."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flows.export import NotPublishedError, run_export
-from flows.requests import ExportRequest
+from flows.gate import run_gate
+from flows.requests import ExportRequest, GateRequest
 from flows.run import PlainRunner, Silent
 from reports.codes import CODES
 from reports.codes_of_sources import CODES_OF_SOURCES
-from reports.errors import ReleaseError
+from reports.errors import ReleaseError, RequestError
 from reports.model import Report, report_from_json
 from tests.builders.megatron import Grid
 from tests.builders.megatron_runs import RUN, prepare
@@ -65,6 +67,18 @@ def test_the_classic_mistakes_of_converters_are_planted():
 @pytest.mark.parametrize("code", sorted(CODES_OF_SOURCES))
 def test_each_code_of_a_source_has_a_planted_fault(code):
     assert code in {fault.code for fault in FAULTS}
+
+
+def test_a_gate_that_the_source_contradicts_leaves_a_report_too(tmp_path):
+    prepare(tmp_path, DENSE, Grid(tp=2, args=RUN), golden=False)
+    _export(tmp_path)
+    config = tmp_path / "out/config.json"
+    config.write_text(config.read_text().replace("1e-05", "1e-06"))
+    shutil.rmtree(tmp_path / "runs")
+    asked = {"release": tmp_path / "out", "against": tmp_path / "ckpt", "runs": tmp_path / "runs"}
+    with pytest.raises(RequestError, match="eps is 1e-06"):
+        run_gate(GateRequest.model_validate(asked), PlainRunner())
+    assert "source (source.config-contradicts)" in _stored_report(tmp_path).verdict().line
 
 
 @pytest.mark.parametrize("model", [DENSE, EVEN, EXPERTS, TIED], ids=["dense", "as many heads as groups", "experts", "tied"])
