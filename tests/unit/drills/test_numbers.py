@@ -140,7 +140,7 @@ def test_a_trainer_is_found_without_being_imported(trainers, spec):
         ("other:build", "no module named 'other'"),
         ("__main__:build", "no module named '__main__'"),
         ("kit.none:build", "no module named 'kit.none'"),
-        ("mine:biuld", "mine.py defines no 'biuld'"),
+        ("mine:builder", "mine.py defines no 'builder'"),
         ("inner:build", "inner.py defines no 'build'"),
         ("broken:build", "broken.py is not Python"),
     ],
