@@ -223,13 +223,7 @@ def _tensor_row(job: _Job, tally: Tally, relative_error: float) -> dict[str, obj
         "dtype": job.tensor.dtype,
         "shape": format_shape(job.tensor.shape),
         "nbytes": max(0, job.tensor.stop - job.tensor.start),
-        "absmax": tally.absmax,
-        "rms": tally.rms,
-        "mean": tally.mean,
-        "nonfinite": tally.nonfinite,
-        "zero_share": tally.zero_share,
-        "constant": int(tally.is_constant),
-        "parity": tally.parity,
+        **tally.as_columns(),
         "relative_error": relative_error,
     }
 

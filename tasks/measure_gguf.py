@@ -227,20 +227,13 @@ def _permute(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _statistics(path: Path, tensor: GgufTensor, compared: _Compared) -> dict[str, object]:
-    tally = compared.tally
     return {
         "name": published_name(tensor.name) or tensor.name,
         "file": path.name,
         "dtype": tensor.type,
         "shape": format_shape(tensor.shape),
         "nbytes": tensor.nbytes,
-        "absmax": tally.absmax,
-        "rms": tally.rms,
-        "mean": tally.mean,
-        "nonfinite": tally.nonfinite,
-        "zero_share": tally.zero_share,
-        "constant": int(tally.is_constant),
-        "parity": tally.parity,
+        **compared.tally.as_columns(),
         "relative_error": _ratio(compared.errors, compared.sources) if compared.units else math.nan,
         "sample": "",
         "repeated": "",

@@ -128,6 +128,22 @@ class Tally:
         """More than one value, and all equal."""
         return self.numel > 1 and self.nonfinite == 0 and self.low == self.high
 
+    def as_columns(self) -> dict[str, object]:
+        """Return the statistics as a TensorTable has them.
+
+        Returns:
+            Column to value.
+        """
+        return {
+            "absmax": self.absmax,
+            "rms": self.rms,
+            "mean": self.mean,
+            "nonfinite": self.nonfinite,
+            "zero_share": self.zero_share,
+            "constant": int(self.is_constant),
+            "parity": self.parity,
+        }
+
 
 @dataclass(slots=True)
 class Difference:
