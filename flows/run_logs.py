@@ -34,10 +34,6 @@ def leave_out_tracebacks(*foretold: type[Exception]) -> None:
     Args:
         *foretold: errors whose message says what, where and what to do.
     """
-    for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        for found in [found for found in logger.filters if isinstance(found, _Foretold)]:
-            logger.removeFilter(found)
     once = _Foretold((*foretold, ParameterTypeError))
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(once)
