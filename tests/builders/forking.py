@@ -54,7 +54,10 @@ class Forker:
         return self.export(request, log, flow="retain", **order)
 
     def export(self, request: dict[str, object], log: Path, **order: object) -> Ending:
-        """Export in a child; `log` is a folder for what it says. Orders: kill_at, kill_after, uid, file_nbytes, copy_at."""
+        """Export in a child; `log` is a folder for what it says.
+
+        Orders: kill_at a step; kill_after seconds; kill_when_left: [folder, entries], when no more are in it; uid; file_nbytes; copy_at.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         log.mkdir(parents=True, exist_ok=True)
@@ -102,12 +105,21 @@ def _run(order: dict) -> dict[str, object]:
         _work(order, log)
     if order.get("kill_after") is not None:
         time.sleep(order["kill_after"])
+    if order.get("kill_when_left"):
+        _wait_until_left(*order["kill_when_left"], child)
+    if order.keys() & {"kill_after", "kill_when_left"}:
         os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still its own
     _, status = os.waitpid(child, 0)
     refusal = json.loads((log / "refusal.json").read_text()) if (log / "refusal.json").exists() else ["", ""]
     steps = (log / STEP_LOG).read_text().splitlines() if (log / STEP_LOG).exists() else []
     killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     return {"signal": killed, "refusal": refusal[0], "message": refusal[1], "steps": steps, "seconds": time.monotonic() - begun}
+
+
+def _wait_until_left(folder: str, entries: int, child: int) -> None:
+    # Returns when no more than so many entries are in the folder, or the child has ended (and is not reaped by asking).
+    while len(os.listdir(folder)) > entries and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.0002)
 
 
 def _work(order: dict, log: Path) -> None:
