@@ -1,12 +1,14 @@
 """Fixtures for all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from tests.builders import dcp as dcp_builder
+from tests.builders.commanding import CommandLine
 
 # Fixtures that take twenty seconds or more: the tests that share one run in the same worker.
 PREFECT_SERVER = "prefect_server"  # of the session; the others are of their module
@@ -39,3 +41,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
             dcp_builder.write_all(root)
             (root / "complete").touch()
     return root
+
+
+@pytest.fixture(scope="session")
+def command_line() -> Iterator[CommandLine]:
+    """The real command line, without its start; see tests.builders.commanding."""
+    with CommandLine() as running:
+        yield running

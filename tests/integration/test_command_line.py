@@ -83,7 +83,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_prefect():
     ids=lambda value: " ".join(value).replace("{base}/", "")[:60],
 )
 @pytest.mark.slow
-def test_what_cannot_be_done_is_said_in_one_paragraph_with_exit_code_2(source, tmp_path, arguments, words):
+def test_what_cannot_be_done_is_said_in_one_paragraph_with_exit_code_2(command_line, source, tmp_path, arguments, words):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("no checkpoint")
     (tmp_path / "latin1.yaml").write_bytes("source: \xe9\n".encode("latin-1"))
@@ -94,7 +94,7 @@ def test_what_cannot_be_done_is_said_in_one_paragraph_with_exit_code_2(source, t
     (tmp_path / "broken" / "generation_config.json").write_text("{")
     before = {path.name for path in tmp_path.iterdir()}
     extra = ["--family", "none"] if "broken" in " ".join(arguments) else []
-    done = run(*[a.format(base=tmp_path) for a in arguments], *extra, SHARDWRIGHT_RUNS=str(tmp_path / "runs"))
+    done = command_line.run(*[a.format(base=tmp_path) for a in arguments], *extra, SHARDWRIGHT_RUNS=str(tmp_path / "runs"))
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     said = done.stderr.replace("\n", " ")
@@ -117,29 +117,30 @@ def test_an_export_prints_its_outcome_and_last_the_reports_path(source, tmp_path
 
 
 @pytest.mark.slow
-def test_json_is_one_object_on_standard_output_and_a_request_file_equals_options(source, tmp_path):
+def test_json_is_one_object_on_standard_output_and_a_request_file_equals_options(command_line, source, tmp_path):
     (tmp_path / "request.yaml").write_text(
         f"source: {source}\nto: {tmp_path / 'wrong'}\nfamily: none\ndtype: fp32\nskip: ['{NO_FORWARD[0]}']\n"
         f"runs: {tmp_path / 'runs'}\nmax_file: 200\n"
     )
-    done = run("export", "--request", tmp_path / "request.yaml", "--to", tmp_path / "out", "--dtype", "bf16", "--json")
+    done = command_line.run("export", "--request", tmp_path / "request.yaml", "--to", tmp_path / "out", "--dtype", "bf16", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["green"] is True
     assert said["to"] == str(tmp_path / "out")
     assert Path(said["report"]).is_file()
     options = ["--family", "none", "--dtype", "bf16", *SKIP, "--max-file", "200", "--runs", tmp_path / "runs"]
-    assert run("export", source, "--to", tmp_path / "same", *options).returncode == 0
+    assert command_line.run("export", source, "--to", tmp_path / "same", *options).returncode == 0
     digest = {name: json.loads((tmp_path / name / "shardwright.json").read_text())["plan_digest"] for name in ("out", "same")}
     assert digest["out"] == digest["same"]
 
 
 @pytest.mark.slow
-def test_a_red_check_exits_1_publishes_nothing_and_leaves_the_report(tmp_path):
+def test_a_red_check_exits_1_publishes_nothing_and_leaves_the_report(command_line, tmp_path):
     import torch
 
-    write_shards(tmp_path / "source", {"a.weight": torch.tensor([[1.0, float("nan")]]), "b.weight": torch.ones(2, 2)})
-    done = run("export", tmp_path / "source", "--to", tmp_path / "out", "--family", "none", *SKIP, "--runs", tmp_path / "runs", "--json")
+    source = tmp_path / "source"
+    write_shards(source, {"a.weight": torch.tensor([[1.0, float("nan")]]), "b.weight": torch.ones(2, 2)})
+    done = command_line.run("export", source, "--to", tmp_path / "out", "--family", "none", *SKIP, "--runs", tmp_path / "runs", "--json")
     assert done.returncode == 1, done.stderr
     said = json.loads(done.stdout)
     assert said["green"] is False
@@ -149,23 +150,23 @@ def test_a_red_check_exits_1_publishes_nothing_and_leaves_the_report(tmp_path):
 
 
 @pytest.mark.slow
-def test_plan_and_inspect_write_nothing_and_speak_json(source, tmp_path):
-    planned = run("plan", source, "--family", "none", "--dtype", "bf16", "--json", cwd=tmp_path)
+def test_plan_and_inspect_write_nothing_and_speak_json(command_line, source, tmp_path):
+    planned = command_line.run("plan", source, "--family", "none", "--dtype", "bf16", "--json", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["family"] == "none"
-    seen = run("inspect", source, "--json", cwd=tmp_path)
+    seen = command_line.run("inspect", source, "--json", cwd=tmp_path)
     assert json.loads(seen.stdout)["format"] == "hf"
     assert beside(tmp_path) == {"source"}
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_clean_lists_and_removes_what_killed_runs_left(tmp_path):
+def test_clean_lists_and_removes_what_killed_runs_left(command_line, tmp_path):
     stages = [tmp_path / f".out.shardwright-{n:016x}" for n in range(2)]
     other = tmp_path / ".outer.shardwright-0000000000000000"
     for folder in (*stages, other):
         folder.mkdir()
-    done = run("export", "--clean", "--to", tmp_path / "out")
+    done = command_line.run("export", "--clean", "--to", tmp_path / "out")
     assert done.returncode == 0
     assert all(str(stage) in done.stdout for stage in stages)
     assert beside(tmp_path) == {other.name}
@@ -201,10 +202,10 @@ RECORDED = ("fsdp2_w2_llama_untied", "dcp_hf_sharded_w2_llama", "hf_shards_llama
 
 @pytest.mark.cases
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_checkpoint_goes_through_the_real_command_with_its_logits(name, tmp_path):
+def test_a_recorded_checkpoint_goes_through_the_real_command_with_its_logits(command_line, name, tmp_path):
     case = find_case(name)
     command = ["export", case / "ckpt", "--assets", case / "hf", "--golden", case / "ref/golden.safetensors", "--dtype", "fp32"]
-    done = run(*command, "--to", tmp_path / "out", "--runs", tmp_path / "runs", "--json")
+    done = command_line.run(*command, "--to", tmp_path / "out", "--runs", tmp_path / "runs", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["green"] is True

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.builders.trainer import write_run
-from tests.integration.test_command_line import run
 
 
 @pytest.fixture(scope="module")
@@ -18,26 +17,26 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_record_drill_and_drills_go_together(root, tmp_path):
+def test_record_drill_and_drills_go_together(command_line, root, tmp_path):
     copy = Path(shutil.copytree(root, tmp_path / "run"))
-    recorded = run("record", copy, "--step", "6")
+    recorded = command_line.run("record", copy, "--step", "6")
     assert recorded.returncode == 0
     assert recorded.stdout.startswith("recorded ")
-    again = run("record", copy, "--step", "6")
+    again = command_line.run("record", copy, "--step", "6")
     assert (again.returncode, "is recorded already" in again.stderr) == (2, True)
-    green = run("drill", copy, "--runs", tmp_path / "runs", "--junit", tmp_path / "drill.xml")
+    green = command_line.run("drill", copy, "--runs", tmp_path / "runs", "--junit", tmp_path / "drill.xml")
     assert green.returncode == 0, green.stderr
     assert "restorable, " in green.stdout
     assert "mapping" not in green.stdout
     assert "<testsuite" in (tmp_path / "drill.xml").read_text()
     (copy / "step-6" / ".metadata").unlink()
     (copy / "step-3" / ".metadata").unlink()
-    red = run("drill", copy, "--runs", tmp_path / "runs", "--json")
+    red = command_line.run("drill", copy, "--runs", tmp_path / "runs", "--json")
     assert red.returncode == 1, red.stderr
     told = json.loads(red.stdout)
     assert (told["green"], "mapping" in told) == (False, False)
     assert "commit.none-complete" in {finding["code"] for finding in told["findings"]}
-    listed = run("drills", copy, "--runs", tmp_path / "runs").stdout.splitlines()
+    listed = command_line.run("drills", copy, "--runs", tmp_path / "runs").stdout.splitlines()
     assert ["green" in listed[0], "red" in listed[1]] == [True, True]
     assert "commit.none-complete" in listed[2]
 
@@ -51,29 +50,29 @@ def test_record_drill_and_drills_go_together(root, tmp_path):
         (["--steps", "1"], "--steps"),
     ],
 )
-def test_requests_that_cannot_be_are_refused(root, tmp_path, arguments, told):
-    refused = run("drill", root, "--runs", tmp_path / "runs", *arguments, cwd=tmp_path)
+def test_requests_that_cannot_be_are_refused(command_line, root, tmp_path, arguments, told):
+    refused = command_line.run("drill", root, "--runs", tmp_path / "runs", *arguments, cwd=tmp_path)
     assert refused.returncode == 2
     assert told in refused.stderr
 
 
-def test_inspect_answers_the_checklist_and_knows_of_the_last_drill(root, tmp_path):
-    shown = run("inspect", root, cwd=tmp_path)
+def test_inspect_answers_the_checklist_and_knows_of_the_last_drill(command_line, root, tmp_path):
+    shown = command_line.run("inspect", root, cwd=tmp_path)
     assert shown.returncode == 0
     assert "Is it full or model-only?  full" in shown.stdout
     assert "never, as far as is known" in shown.stdout
-    machine = json.loads(run("inspect", root, "--json", cwd=tmp_path).stdout)
+    machine = json.loads(command_line.run("inspect", root, "--json", cwd=tmp_path).stdout)
     assert len(machine["readiness"]) == 10
     assert {part["name"]: part["presence"] for part in machine["inventory"]}["random numbers"] == "present"
 
 
-def test_inspect_answers_what_no_checkpoint_knows_from_the_drills_yaml(root, tmp_path):
+def test_inspect_answers_what_no_checkpoint_knows_from_the_drills_yaml(command_line, root, tmp_path):
     (tmp_path / "drill.yaml").write_text("declared:\n  on_failed_save: stops after three tries\n  export_schedule: nightly\n")
-    told = run("inspect", root, "--goals", "drill.yaml", "--json", cwd=tmp_path).stdout
+    told = command_line.run("inspect", root, "--goals", "drill.yaml", "--json", cwd=tmp_path).stdout
     answers = {answer["question"]: answer["answer"] for answer in json.loads(told)["readiness"]}
     assert answers["What does training do when a save fails?"] == "stops after three tries"
     assert answers["Is a release export scheduled?"] == "nightly"
-    refused = run("inspect", root, "--goals", "none.yaml", cwd=tmp_path)
+    refused = command_line.run("inspect", root, "--goals", "none.yaml", cwd=tmp_path)
     assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)
 
 

@@ -15,7 +15,6 @@ from flows.run import Outcome, PlainRunner, Silent
 from reports.errors import ReleaseError
 from tests.builders.released import GOLDEN
 from tests.builders.releases import build_release
-from tests.integration.test_command_line import run
 
 CASE = GOLDEN / "accelerate_llama"
 
@@ -179,13 +178,13 @@ def test_a_request_that_cannot_be_judged_is_refused_with_the_reason(release, opt
 
 
 @pytest.mark.slow
-def test_the_command_says_accepted_with_0_and_names_the_code_with_1(honest, tmp_path):
+def test_the_command_says_accepted_with_0_and_names_the_code_with_1(command_line, honest, tmp_path):
     folder = Path(shutil.copytree(honest, tmp_path / "release"))
-    green = run("gate", folder, "--runs", tmp_path / "runs", "--json")
+    green = command_line.run("gate", folder, "--runs", tmp_path / "runs", "--json")
     assert (green.returncode, json.loads(green.stdout)["green"]) == (0, True)
     _forget_manifest(folder)
     (folder / "model.safetensors").unlink()
-    red = run("gate", folder, "--runs", tmp_path / "runs")
+    red = command_line.run("gate", folder, "--runs", tmp_path / "runs")
     assert red.returncode == 1
     assert "files.none" in red.stdout
     assert red.stdout.splitlines()[-1].startswith("report ")
@@ -215,10 +214,10 @@ def test_a_policy_that_is_wrong_is_refused_with_its_line(release, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_default_policy_is_written_once_and_changes_nothing(honest, tmp_path):
-    first = run("policy", "init", "policy.yaml", cwd=tmp_path)
+def test_the_default_policy_is_written_once_and_changes_nothing(command_line, honest, tmp_path):
+    first = command_line.run("policy", "init", "policy.yaml", cwd=tmp_path)
     assert (first.returncode, first.stdout) == (0, "wrote policy.yaml\n")
-    again = run("policy", "init", "policy.yaml", cwd=tmp_path)
+    again = command_line.run("policy", "init", "policy.yaml", cwd=tmp_path)
     assert again.returncode == 2
     assert "exists already" in again.stderr
     assert _gate(Path(shutil.copytree(honest, tmp_path / "release")), policy=tmp_path / "policy.yaml").verdict.green

@@ -108,18 +108,15 @@ def test_the_page_of_faults_is_linked():
 
 
 @pytest.fixture
-def workplace(tmp_path):
+def workplace(tmp_path, command_line):
     """A folder with a release, its assets, a policy, and on the path `shardwright` and an `hf` that notes what it is asked."""
     build_release("dense", tmp_path / "release")
     shutil.copytree(tmp_path / "release", tmp_path / "assets", ignore=shutil.ignore_patterns("*.safetensors*"))
     (tmp_path / "policy.yaml").write_text(default_policy_text())
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli import main; main()"
-    programs = {"shardwright": f'exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"', "hf": 'echo "$@" >> uploaded'}
-    for name, line in programs.items():
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{line}\n")
-        path.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    command_line.write_program(tmp_path / "bin/shardwright")
+    (tmp_path / "bin/hf").write_text('#!/bin/sh\necho "$@" >> uploaded\n')
+    (tmp_path / "bin/hf").chmod(0o755)
     return tmp_path
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -44,28 +42,21 @@ def kept(retained: Retained) -> set[str]:
     return {decision.name for decision in retained.planned.plan.of("keep")}
 
 
-def shardwright(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_dry_run_says_what_goes_with_bytes_and_apply_does_just_that(tmp_path):
+def test_the_dry_run_says_what_goes_with_bytes_and_apply_does_just_that(command_line, tmp_path):
     root = _run(tmp_path / "run")
     (tmp_path / "retain.yaml").write_text("keep_last: 2\nevery_steps: 40\n")
     asked = ("retain", "run", "--policy", "retain.yaml")
-    dry = shardwright(*asked, cwd=tmp_path)
+    dry = command_line.run(*asked, cwd=tmp_path)
     assert dry.returncode == 0, dry.stderr
     nbytes = sum(path.stat().st_size for path in (root / "step-20").iterdir())
     assert f"go    step-20  {nbytes / 1024:.2f} KiB  no rule keeps it" in dry.stdout
     assert "would be given back; --apply deletes" in dry.stdout
     assert len(names_in(root)) == 10
-    told = json.loads(shardwright(*asked, "--json", cwd=tmp_path).stdout)
+    told = json.loads(command_line.run(*asked, "--json", cwd=tmp_path).stdout)
     going = {one["name"] for one in told["decisions"] if one["action"] == "go"}
     assert going == {"step-20", "step-30", "step-50", "step-60", "step-70"}
     assert told["freed_nbytes"] == sum(one["nbytes"] for one in told["decisions"] if one["name"] in going)
-    applied = shardwright(*asked, "--apply", cwd=tmp_path)
+    applied = command_line.run(*asked, "--apply", cwd=tmp_path)
     assert applied.returncode == 0, applied.stderr
     assert names_in(root) == {"step-10", "step-40", "step-80", "step-90", "step-100"}
     written = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("runs/*/plan.json"), key=os.path.getmtime)]
@@ -117,11 +108,11 @@ def test_a_save_that_a_report_names_stays(tmp_path):
     assert kept(keep(root)) == {"step-20", "step-30", "step-80", "step-90", "step-100"}
 
 
-def test_a_save_that_many_reports_name_takes_one_short_line(tmp_path):
+def test_a_save_that_many_reports_name_takes_one_short_line(command_line, tmp_path):
     root = _run(tmp_path / "run")
     for number in range(100):
         report_on(tmp_path / "runs", f"gate-{number:03}", f"{root.resolve()}/step-20")
-    shown = shardwright("retain", "run", cwd=tmp_path).stdout
+    shown = command_line.run("retain", "run", cwd=tmp_path).stdout
     (line,) = [line for line in shown.splitlines() if " step-20 " in line]
     assert "named by the report of gate-000" in line
     assert line.endswith("; … and 94 more reasons")

@@ -1,10 +1,6 @@
 """Save advice against worked examples from the literature, and through the command line."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -47,18 +43,14 @@ def test_faults_found_late_need_older_saves():
     assert len(advice.warnings) == 2
 
 
-def _shardwright(*arguments: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[3])
-    command = [sys.executable, "-m", "flows.cli", "advise", *arguments]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False)
-
-
-def test_the_command_line_speaks_in_units():
-    shown = _shardwright("--mtbf", "3h", "--save", "30s", "--parameters", "7B", "--budget", "1TB", "--tokens-per-second", "1e5")
+def test_the_command_line_speaks_in_units(command_line):
+    shown = command_line.run(
+        "advise", "--mtbf", "3h", "--save", "30s", "--parameters", "7B", "--budget", "1TB", "--tokens-per-second", "1e5"
+    )
     assert shown.returncode == 0, shown.stderr
     assert "every 13 min 25 s (Young)" in shown.stdout
     assert "the budget holds 9 beside the one being written" in shown.stdout
-    machine = json.loads(_shardwright("--mtbf", "10800", "--save", "0.5min", "--parameters", "7e9", "--json").stdout)
+    machine = json.loads(command_line.run("advise", "--mtbf", "10800", "--save", "0.5min", "--parameters", "7e9", "--json").stdout)
     assert (machine["save_nbytes"], machine["keep"]) == (98 * 10**9, 0)
 
 
@@ -73,8 +65,8 @@ def test_the_command_line_speaks_in_units():
         ("--mtbf", "1e99", "--save", "30s", "--parameters", "7B"),
     ],
 )
-def test_quantities_that_are_none_are_refused(arguments):
-    ended = _shardwright(*arguments)
+def test_quantities_that_are_none_are_refused(command_line, arguments):
+    ended = command_line.run("advise", *arguments)
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
 
 
@@ -99,8 +91,8 @@ def test_a_run_that_advances_is_not_warned():
         ("--budget", "0", "leave --budget out"),
     ],
 )
-def test_what_may_be_given_instead_is_said(option, value, told):
+def test_what_may_be_given_instead_is_said(command_line, option, value, told):
     given = {"--mtbf": "3h", "--save": "30s", "--parameters": "7B"} | {option: value}
-    ended = _shardwright(*(word for pair in given.items() for word in pair))
+    ended = command_line.run("advise", *(word for pair in given.items() for word in pair))
     assert ended.returncode == 2
     assert told in ended.stderr
