@@ -23,10 +23,10 @@ lint: $(STAMP)
 	$(BIN)/codespell flows tasks validators reports tests docs README.md CHANGELOG.md Makefile
 
 fast: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not cases"
+	$(BIN)/python -m pytest -q -n 2 --durations=15 -m "not slow and not cases"
 
 test: lint fast  ## everything: lint, fast tests, then slow ones and the recorded cases
-	$(BIN)/python -m pytest -q -n 2 -m "slow or cases"
+	$(BIN)/python -m pytest -q -n 3 --durations=15 -m "slow or cases"
 
 faults: $(STAMP)  ## plant every fault; what evidence shows which, printed and kept in docs/
 	$(BIN)/python -m tests.faults.table

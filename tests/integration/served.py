@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 CASE = GOLDEN / "accelerate_llama"
 COMMAND = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli import main; main()"
 PATIENCE = 300.0
+QUICK = {"PREFECT_RUNNER_POLL_FREQUENCY": "2"}  # s; asked for every ten by default, of which a test would wait for five
 OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -114,7 +115,7 @@ def serving(place: Path, *options: str, environment: Mapping[str, str] | None = 
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", *([] if configured else ["--port", str(port)]), *options],
         cwd=place,
-        env=inherited | {"PREFECT_HOME": str(place / "home")} | dict(environment or {}),
+        env=inherited | QUICK | {"PREFECT_HOME": str(place / "home")} | dict(environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.integration.served import CASE, ROOT, Served, make_run, serving
+from tests.integration.served import CASE, QUICK, ROOT, Served, make_run, serving
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,7 @@ def test_a_request_in_the_apis_own_words_keeps_its_report_where_serve_was_told_t
 
 
 def _second(served: Served, place: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(place / "home"), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | QUICK | {"PREFECT_API_URL": served.api, "PREFECT_HOME": str(place / "home"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "flows.cli", "serve", *options]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
