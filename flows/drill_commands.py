@@ -94,7 +94,7 @@ def drills(
 ) -> int:
     """List the drills that were made.
 
-    Example: shardwright drills runs/
+    Example: shardwright drills checkpoints/
     """
     from flows.recording import print_history
 

@@ -67,7 +67,8 @@ def print_history(runs: Path, root: Path | None, *, as_json: bool) -> None:
         mark = "green" if past.green else "red"
         times = f"RTO {_spell(past.rto_seconds)}, RPO {_spell(past.rpo_seconds)}, {spell_bytes(past.nbytes)}"
         step = "no step" if past.step is None else f"step {past.step}"
-        print(f"{past.finished}  {past.level}  {step}  {mark:<5}  {times}  {past.run_id}")
+        whose = f"  of {past.root}" if root is None else ""
+        print(f"{past.finished}  {past.level}  {step}  {mark:<5}  {times}  {past.run_id}{whose}")
         if not past.green:
             print(f"    {past.verdict}")
 

@@ -28,7 +28,7 @@ def append_history(runs: Path, root: Path, past: PastDrill) -> None:
         root: the run's root that was drilled.
         past: what it found.
     """
-    line = json.dumps({"root": str(real_path(root)), **asdict(past)}, sort_keys=True) + "\n"
+    line = json.dumps(asdict(past) | {"root": str(real_path(root))}, sort_keys=True) + "\n"
     handle = os.open(runs / HISTORY_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -52,7 +52,7 @@ def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
     Raises:
         FormatError: a line is none, and is not the last one (which a killed drill may have left half-written).
     """
-    return tuple(past for where, past in _lines(runs) if root is None or where == str(real_path(root)))
+    return tuple(past for past in _lines(runs) if root is None or past.root == str(real_path(root)))
 
 
 def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
@@ -69,8 +69,8 @@ def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
         FormatError: a line of the history is none.
     """
     place, found = real_path(checkpoint), None
-    for where, past in _lines(runs):
-        if past.green and any(place.is_relative_to(_save_of(Path(where), name)) for name in past.drilled):
+    for past in _lines(runs):
+        if past.green and any(place.is_relative_to(_save_of(Path(past.root), name)) for name in past.drilled):
             found = past
     return found
 
@@ -112,16 +112,15 @@ def _drop_torn_line(handle: int) -> None:
         os.ftruncate(handle, nbytes - len(tail) + tail.rfind(b"\n") + 1)
 
 
-def _lines(runs: Path) -> Iterator[tuple[str, PastDrill]]:
+def _lines(runs: Path) -> Iterator[PastDrill]:
     path = runs / HISTORY_NAME
     if not path.is_file():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            body = json.loads(line)
-            yield str(body.pop("root")), _PAST.validate_python(body)
-        except (ValueError, KeyError, AttributeError, ValidationError):
+            yield _PAST.validate_json(line)
+        except ValidationError:
             if number == len(lines):
                 return
             raise FormatError(f"line {number} is no drill", where=str(path), remedy="Remove the line, or move the file away.") from None

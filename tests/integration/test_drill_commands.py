@@ -39,6 +39,10 @@ def test_record_drill_and_drills_go_together(command_line, root, tmp_path):
     listed = command_line.run("drills", copy, "--runs", tmp_path / "runs").stdout.splitlines()
     assert ["green" in listed[0], "red" in listed[1]] == [True, True]
     assert "commit.none-complete" in listed[2]
+    assert str(copy) not in listed[0]
+    of_all = [json.loads(line) for line in command_line.run("drills", "--runs", tmp_path / "runs", "--json").stdout.splitlines()]
+    assert [past["root"] for past in of_all] == [str(copy)] * 2
+    assert command_line.run("drills", "--runs", tmp_path / "runs").stdout.splitlines()[0].endswith(f"  of {copy}")
 
 
 @pytest.mark.parametrize(

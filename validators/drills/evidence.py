@@ -132,7 +132,7 @@ class Sabotage:
 @dataclass(frozen=True, slots=True)
 class PastDrill:
     """One row of the history: what an earlier drill of this run found. Times are ISO 8601; seconds and bytes are of the newest save,
-    None where they are not known.
+    None where they are not known. `root` is the run's real path, put there by the history.
     """
 
     run_id: str
@@ -149,6 +149,7 @@ class PastDrill:
     keys: tuple[str, ...] = ()
     parameter_order: tuple[str, ...] = ()
     spelling: str = ""
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
