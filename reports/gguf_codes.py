@@ -20,7 +20,7 @@ GGUF_CODES: Mapping[str, Code] = MappingProxyType(
         "gguf.shape": Code("a tensor has another shape than the config implies", _METADATA),
         "gguf.type": Code("a vector is not in fp32, as engines want it", _AGAIN),
         "gguf.file-type": Code(
-            "the file type is not the type most of its bytes have", "Set general.file_type to what is stored.", "warning"
+            "the file type is neither the one that most bytes have nor the coarsest", "Set general.file_type to what is stored.", "warning"
         ),
         "gguf.layout": Code("a tensor is off its alignment, overlaps another, or the file ends before it", _AGAIN),
         "gguf.tokenizer": Code(

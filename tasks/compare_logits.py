@@ -15,7 +15,7 @@ from tasks.reshard import read_config
 from tasks.sources import opened
 from validators.check import has_tokenizer
 from validators.expectation import expectation_from_json
-from validators.gguf_file import main_type
+from validators.gguf_file import coarsest_type
 from validators.release import open_release
 from validators.tables import ValueTable, write_table
 
@@ -98,7 +98,7 @@ def compare_logits(
         release.parent / f"{release.name}-scratch",
         _encodings(planned),
         loaded.ref.weights == "master",
-        main_type(stored.ggufs[0]) if stored.is_gguf else "",
+        coarsest_type(stored.ggufs[0]) if stored.is_gguf else "",
     )
     try:
         evidence = compare(subject)

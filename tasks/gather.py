@@ -16,7 +16,7 @@ from tasks.logits_line import Subject, compare, not_compared
 from tasks.reshard import describe_unknown
 from validators.check import has_tokenizer
 from validators.expectation import Expectation, expectation_from_json, expectation_to_json
-from validators.gguf_file import main_type
+from validators.gguf_file import coarsest_type
 from validators.quantized_names import expect_stored
 from validators.release import Release, open_release
 from validators.shapes import whole_tensors
@@ -115,7 +115,7 @@ def compare_recorded(described: Described, run_folder: Path, golden: Path, memor
         source_format="no checkpoint",
         source_roots=(),
         source_dtype=described.dtype,
-        gguf=main_type(stored.ggufs[0]) if stored.is_gguf else "",
+        gguf=coarsest_type(stored.ggufs[0]) if stored.is_gguf else "",
         release_dtype=described.dtype,
         is_moe=bool(expected and expected.experts),
         golden=golden,

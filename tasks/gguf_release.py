@@ -5,7 +5,6 @@ The package is asked for only when a GGUF file is planned or measured, and impor
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from tasks.engine.planning.choose import Choice
 from tasks.engine.planning.gguf import GgufHeader, GgufNames, gguf_type, plan_gguf
 from tasks.engine.planning.plan import ExportPlan, TensorPlan
 from tasks.gguf_tokenizer import BPE, NONE, Vocabulary, read_vocabulary
-from validators.gguf_file import ALIGNMENT
+from validators.gguf_file import ALIGNMENT, FINEST_FIRST
 from validators.gguf_model import Forward, forward_of
 
 if TYPE_CHECKING:
@@ -151,14 +150,11 @@ def _start(arch: str, name: str, forward: Forward) -> "GGUFWriter":
 
 
 def _file_type(targets: Sequence[TensorPlan]) -> int:
-    # The type that most bytes of the matrices have.
+    # The coarsest type of a matrix, as llama.cpp's converter says what was asked for, however few rows it fits.
     import gguf
 
-    nbytes: Counter[str] = Counter()
-    for target in targets:
-        kind, shape = gguf_type(target)
-        nbytes[kind] += target.spec.nbytes if len(shape) > 1 else 0
-    return int(gguf.LlamaFileType[f"MOSTLY_{max(sorted(nbytes), key=lambda kind: nbytes[kind])}"])
+    kinds = {kind for kind, shape in map(gguf_type, targets) if len(shape) > 1}
+    return int(gguf.LlamaFileType[f"MOSTLY_{max(kinds, key=FINEST_FIRST.index)}"])
 
 
 def _add_tokenizer(writer: "GGUFWriter", vocabulary: Vocabulary, assets: Path | None) -> None:

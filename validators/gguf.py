@@ -17,7 +17,7 @@ from reports.errors import RequestError, name_some
 from reports.model import Finding, Measure
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
-from validators.gguf_file import GgufFile, GgufTensor, main_type
+from validators.gguf_file import GgufFile, GgufTensor, coarsest_type, main_type
 from validators.gguf_model import forward_of
 from validators.gguf_names import ARCHITECTURES, HEAD, gguf_name
 
@@ -176,10 +176,12 @@ def _judge_types(judged: _Judged) -> Iterator[Finding]:
     if unknown:
         yield finding("gguf.not-judged", file.name, expected=", ".join(_FILE_TYPES), found=f"tensors of {name_some(unknown)}")
         return
-    said, wanted = file.metadata.get("general.file_type"), main_type(file)
-    if wanted and said is not None and said != _FILE_TYPES[wanted]:
-        where = judged.where("general.file_type")
-        yield finding("gguf.file-type", where, expected=f"{_FILE_TYPES[wanted]} (most bytes are {wanted})", found=str(said))
+    said, main, coarsest = file.metadata.get("general.file_type"), main_type(file), coarsest_type(file)
+    if main and said is not None and said not in (_FILE_TYPES[main], _FILE_TYPES[coarsest]):
+        wanted = f"{_FILE_TYPES[main]} (most bytes are {main})"
+        if coarsest != main:
+            wanted += f" or {_FILE_TYPES[coarsest]} (the coarsest are {coarsest})"
+        yield finding("gguf.file-type", judged.where("general.file_type"), expected=wanted, found=str(said))
 
 
 def _judge_tokenizer(judged: _Judged) -> Iterator[Finding]:

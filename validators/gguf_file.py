@@ -40,6 +40,7 @@ TYPES: Mapping[int, GgufType] = MappingProxyType(
     {0: GgufType("F32", 1, 4), 1: GgufType("F16", 1, 2), 8: GgufType("Q8_0", 32, 34), 30: GgufType("BF16", 1, 2)}
 )
 BY_NAME: Mapping[str, GgufType] = MappingProxyType({row.name: row for row in TYPES.values()})
+FINEST_FIRST = ("F32", "F16", "BF16", "Q8_0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,22 @@ def main_type(file: GgufFile) -> str:
     for tensor in file.tensors:
         if tensor.nbytes < 0:
             return ""
-        nbytes[tensor.type] += tensor.nbytes if len(tensor.shape) > 1 else 0
+        if len(tensor.shape) > 1:
+            nbytes[tensor.type] += tensor.nbytes
     return max(sorted(nbytes), key=lambda kind: nbytes[kind], default="")
+
+
+def coarsest_type(file: GgufFile) -> str:
+    """Return the type of a file's matrices that rounds most: what its logits can be held to.
+
+    Args:
+        file: any file.
+
+    Returns:
+        The type; "" without a matrix, or with one of a type that is not judged here.
+    """
+    kinds = {tensor.type for tensor in file.tensors if len(tensor.shape) > 1}
+    return max(kinds, key=FINEST_FIRST.index) if kinds and kinds <= set(FINEST_FIRST) else ""
 
 
 class _Source:

@@ -47,11 +47,13 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# name: (config class, fields beyond _COMMON). Rows of `odd` are no whole blocks of 32 for down_proj; `wide` heads are no hidden / heads.
+# name: (config class, fields beyond _COMMON). Rows of `odd` are no whole blocks of 32 for down_proj, of `mostly_f16` only
+# for down_proj they are; `wide` heads are no hidden / heads.
 MODELS: dict[str, tuple[str, dict]] = {
     "dense": ("LlamaConfig", {"tie_word_embeddings": False}),
     "tied": ("LlamaConfig", {"tie_word_embeddings": True}),
     "odd": ("LlamaConfig", {"tie_word_embeddings": False, "intermediate_size": 250, "vocab_size": 317}),
+    "mostly_f16": ("LlamaConfig", {"tie_word_embeddings": True, "hidden_size": 48, "intermediate_size": 64}),
     "wide": ("LlamaConfig", {"tie_word_embeddings": False, "head_dim": 64}),
     "mistral": ("MistralConfig", {"tie_word_embeddings": False, "sliding_window": None}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),

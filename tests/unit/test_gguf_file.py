@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from validators.gguf_file import read_gguf
+from validators.gguf_file import coarsest_type, main_type, read_gguf
 
 gguf = pytest.importorskip("gguf")
 
@@ -50,6 +50,27 @@ def test_header_is_what_the_package_wrote(tmp_path):
         ("nibbles", (2, 64), "ggml type 2", -1),
     ]
     assert [t.start for t in file.tensors] == [t.data_offset for t in own.tensors]
+
+
+@pytest.mark.parametrize(
+    ("stored", "main", "coarsest"),
+    [
+        ([("F16", 64), ("Q8_0", 1)], "F16", "Q8_0"),
+        ([("F16", 1), ("BF16", 8)], "BF16", "BF16"),
+        ([("F32", 8), ("F16", 1)], "F32", "F16"),
+        ([], "", ""),
+    ],
+)
+def test_the_type_of_most_bytes_names_a_file_and_the_coarsest_says_how_exact_it_is(stored, main, coarsest, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("vector", np.arange(5000, dtype=np.float32))  # norms stay F32 in every file
+    for number, (kind, rows) in enumerate(stored):
+        of = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"m{number}", gguf.quants.quantize(np.ones((rows, 32), np.float32), of), raw_dtype=of)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    file = read_gguf(tmp_path / "m.gguf", "m.gguf")
+    assert (main_type(file), coarsest_type(file)) == (main, coarsest)
 
 
 def _text(text: str) -> bytes:
