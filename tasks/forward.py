@@ -21,6 +21,7 @@ from tasks.quiet import Talk, quiet
 from validators.release import open_release
 
 _LOADING = {"local_files_only": True, "trust_remote_code": False}
+_CASTS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _DETERMINISTIC = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 
@@ -148,7 +149,15 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
         unfilled = sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])})
         if unfilled:
             raise ForwardError(f"transformers finds no values for {name_some(unfilled)}", where=str(folder))
+        _unify(model, dtype)
         yield _Loaded(model.eval())
+
+
+def _unify(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    # transformers 5.24 dequantizes packed experts in the dtype of their scales, whatever was asked for, and everything else in `dtype`.
+    for parameter in model.parameters():
+        if parameter.dtype in _CASTS and parameter.dtype != dtype and not parameter.is_meta:
+            parameter.data = parameter.data.to(dtype)
 
 
 def logits_of(

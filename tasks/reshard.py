@@ -59,7 +59,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     if plan.quantized is not None and groups:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
-    unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
+    unloadable = why_unloadable([group.encoding for group in groups], _expert_encodings(plan, whole, choice.expected)) if groups else ""
     planned = Planned(
         path,
         _store_plan(whole, folder / "plan_whole.json") if groups else path,
@@ -225,6 +225,12 @@ def _check_quantizing(config: Mapping[str, object]) -> None:
             where="config.json: quantization_config",
             remedy="Export without --quantize, or from a checkpoint of the unquantized model.",
         )
+
+
+def _expert_encodings(plan: ExportPlan, whole: ExportPlan, expected: Expectation | None) -> frozenset[str]:
+    names = {name for group in (expected.experts if expected else ()) for expert in group.experts for name in expert}
+    encodings = {tensor.part.weight: tensor.encoding for _, tensor in plan.tensors() if tensor.part is not None}
+    return frozenset(encodings.get(tensor.name, "") for _, tensor in whole.tensors() if tensor.name in names and len(tensor.shape) == 2)
 
 
 def _groups_in_words(quantized: Quantized) -> str:
