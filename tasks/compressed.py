@@ -82,7 +82,7 @@ def why_unloadable(encodings: Collection[str], experts: Collection[str]) -> str:
         ways = ", others as ".join(quantized)
         return f"transformers does not load experts of which some are stored as {ways}: it takes all for one scheme's"
     if "" in experts and {*encodings} != {_PASSES_WHOLE}:
-        return f"transformers does not load experts that are whole in a release where anything is quantized as something else than {_PASSES_WHOLE}"
+        return f"transformers does not load experts that are whole in a release that quantizes anything as else than {_PASSES_WHOLE}"
     lost = [encoding for encoding in quantized if encoding not in _FUSED_EXPERTS]
     return f"transformers does not load experts stored as {lost[0]}: it fuses them, and only those of fp8 and packed ones" if lost else ""
 
