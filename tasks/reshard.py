@@ -17,7 +17,7 @@ from tasks.engine.planning.choose import NONE, Choice, choose_family, expectatio
 from tasks.engine.planning.derive import derive_config
 from tasks.engine.planning.plan import ExportPlan, Input, Quantized, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
-from tasks.engine.planning.quantize import QuantizeRule, in_words
+from tasks.engine.planning.quantize import QuantizeRule, in_words, split_fusions
 from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
@@ -241,7 +241,8 @@ def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
     if plan.quantized is None:
         return ()
     none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
-    return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
+    split = split_fusions((tensor for _, tensor in plan.tensors()), plan.quantized)
+    return (*none, *in_words(plan.quantized), *split, *((unloadable,) if unloadable else ()))
 
 
 def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:

@@ -82,6 +82,8 @@ def _judge_declaration(said: Quantization) -> Iterator[Finding]:
         yield finding("quantized.not-judged", _WHERE, expected="compressed-tensors or fp8", found=said.unjudged)
     elif any(group.scheme for group in said.groups) and not said.weights:
         yield finding("quantized.nothing", _WHERE, expected="quantized weights", found="none")
+    elif not said.is_compressed and said.weights:
+        yield finding("quantized.status", f"{_WHERE}.quantization_status", expected="compressed", found=said.status)
     for weight in [] if said.method else said.weights.values():
         parts = name_some(f"{tensor.name} {tensor.dtype}" for tensor in weight.parts.values())
         yield finding("quantized.undeclared", weight.name, expected="a quantization_config", found=parts)
