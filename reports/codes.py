@@ -230,6 +230,11 @@ _QUANTIZED: dict[str, Code] = {
     "quantized.listed-shape": Code("the shape a weight writes down is not its own", _AGAIN),
     "quantized.scale-nonfinite": Code("a scale is NaN or infinite", _AGAIN),
     "quantized.scale-sign": Code("a scale is zero or negative", _AGAIN),
+    "quantized.scale-size": Code(
+        "a scale makes weights larger than models have them, as one that is stored inverted does",
+        "See whether the format multiplies by what is stored.",
+        "warning",
+    ),
     "quantized.zero-point": Code("a zero point is out of the range of its bits", _AGAIN),
     "quantized.error": Code(
         "the dequantized weight is further from the source than its encoding explains",

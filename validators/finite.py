@@ -44,7 +44,7 @@ def examine(evidence: Evidence) -> Outcome:
     ]
     measured = {
         "nonfinite": sum(row.nonfinite for row in rows),
-        "absmax": max((row.absmax for row in rows), default=float("nan")),
+        "absmax": max((row.absmax for row in rows if row.name not in said.encoded), default=float("nan")),  # stored codes are no weights
         "all_zero": sum(row.is_zero for row in rows),
         "constant": sum(row.constant for row in rows),
     }

@@ -197,6 +197,8 @@ VALUES = (
     Fault("int4_layer_of_zeros", MOE, "finite.all-zero", assign(f"{EXPERT}.weight_packed", lambda t: torch.full_like(t, -0x77777778))),
     Fault("scale_nan", INT8, "quantized.scale-nonfinite", assign(f"{UP}.weight_scale", entry(7, float("nan")))),
     Fault("scale_infinite", BLOCKS, "quantized.scale-nonfinite", assign(f"{EXPERT}.weight_scale_inv", entry(1, float("inf")))),
+    Fault("block_scale_inverted", BLOCKS, "quantized.scale-size", assign(f"{EXPERT}.weight_scale_inv", lambda t: 1 / t)),  # 70
+    Fault("scale_inverted", INT8, "quantized.scale-size", assign(f"{UP}.weight_scale", lambda t: 1 / t)),
     Fault("scale_negative", INT4, "quantized.scale-sign", assign(f"{UP}.weight_scale", entry(3, -0.01))),
     Fault("scale_zero", FP8, "quantized.scale-sign", assign(f"{UP}.weight_scale", entry(0, 0.0))),
     Fault("zero_points_beyond_the_bits", INT8, "quantized.zero-point", both(scheme(num_bits=4, symmetric=False), tensors(add_zero_points))),
