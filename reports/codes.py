@@ -312,7 +312,9 @@ _LOGITS: dict[str, Code] = {
     "logits.p95-kl": Code("the 95th percentile of KL is over its limit", _MAPPING),
     "logits.cosine": Code("cosine of the logits under its limit", _MAPPING),
     "logits.top1": Code("the likeliest token differs at too many positions", _MAPPING),
-    "logits.nonfinite": Code("a logits metric is NaN or infinite", "Look at the finite check; then at the forward pass."),
+    "logits.nonfinite": Code(
+        "a logits metric is NaN or infinite", "Look at the finite check; then whether the source's own logits are numbers."
+    ),
     "logits.no-positions": Code("no position was compared", "See why the model could not be run, or give a batch of at least one token."),
 }
 

@@ -59,9 +59,10 @@ def _judge(comparison: LogitsComparison) -> Iterator[Finding]:
     if comparison.positions == 0:
         yield finding("logits.no-positions", what, expected="at least one position", found="none")
         return
-    for metric, value in comparison.metrics.items():
-        if not math.isfinite(value):
-            yield finding("logits.nonfinite", what, expected=f"a number for {metric}", found=str(value))
+    nonfinite = {metric: value for metric, value in comparison.metrics.items() if not math.isfinite(value)}
+    if nonfinite:
+        values = " and ".join(sorted({str(value) for value in nonfinite.values()}))
+        yield finding("logits.nonfinite", what, expected=f"numbers for {', '.join(nonfinite)}", found=values)
     if not comparison.limits:
         raise ValueError(f"{what}: no limits; take a row of validators.policy.LIMITS")
     for metric, limit in comparison.limits.items():
