@@ -259,7 +259,7 @@ def check_request(request: ExportRequest) -> None:
 
 def _refuse_unloadable(request: ExportRequest, planned: Planned) -> None:
     if planned.unloadable and "logits" not in request.skips:
-        remedy = "Take int8 or fp8; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
+        remedy = "Take int8 or fp8 for all of them; or, where the serving engine loads it, leave its logits out with --skip logits=REASON."
         raise RequestError(f"{planned.unloadable}; its logits cannot be compared", where="--quantize", remedy=remedy)
 
 

@@ -25,17 +25,33 @@ FamilyOption = Annotated[
         help="auto, none (keep own names), or a family: llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, deepseek_v3, gpt2."
     ),
 ]
+
+
+def _refuse_blank(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    # Blank is the default and means no; typed, it is a variable of a script that was empty.
+    if not value and is_typed(context, str(option.name)):
+        raise typer.BadParameter("is blank. Name an encoding, or leave the option out.", context, param_hint=f"--{option.name}")
+    return value
+
+
 DtypeOption = Annotated[str, typer.Option(help="source, fp32, bf16 or fp16.")]
 QuantizeOption = Annotated[
     str,
     typer.Option(
         metavar="ENCODING|FILE",
         help="Store linear layers quantized: fp8, fp8-block, int8, int8-w8a8, int4, or as a YAML file of rules says.",
+        callback=_refuse_blank,
         show_default=False,
     ),
 ]
 GgufOption = Annotated[
-    str, typer.Option(metavar="TYPE", help="Write one GGUF file instead, its matrices as f16, bf16 or q8_0.", show_default=False)
+    str,
+    typer.Option(
+        metavar="TYPE",
+        help="Write one GGUF file instead, its matrices as f16, bf16 or q8_0.",
+        callback=_refuse_blank,
+        show_default=False,
+    ),
 ]
 WeightsOption = Annotated[
     str, typer.Option(help="stored: the model's own tensors. master: the optimizer's fp32 masters (DeepSpeed's are always).")

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,7 +14,10 @@ from flows.requests import ExportRequest
 from flows.run import PlainRunner, Run
 from reports.spell import format_bytes
 from tasks.engine.planning.plan import ExportPlan, TensorPlan, plan_from_json
+from tasks.engine.planning.quantize import name_roles, split_fusions
 from validators.expectation import ITEMSIZE
+
+_NEVER = "never quantized (head, router or embedding)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ def plan_export(request: ExportRequest, out: Path | None) -> Preview:
         if out is not None:
             shutil.copyfile(prepared.planned.path, out)
     unloadable = prepared.planned.unloadable
-    return Preview(plan, prepared.loaded.num_state, (*prepared.loaded.notes, *((unloadable,) if unloadable else ())))
+    split = split_fusions((tensor for _, tensor in plan.tensors()), plan.quantized) if plan.quantized else ()
+    return Preview(plan, prepared.loaded.num_state, (*prepared.loaded.notes, *split, *((unloadable,) if unloadable else ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,8 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     for size in encoded_sizes(plan):
         share = f"{format_bytes(size.nbytes)} from {format_bytes(size.source_nbytes)}"
         print(f"stored   {size.encoding}: {size.tensors} tensors, {share}")
-    for kept in plan.quantized.whole if plan.quantized else ():
-        print(f"{'finer' if plan.is_gguf else 'whole':<9}{kept.name}: {kept.because}")
+    for line in _whole_lines(plan):
+        print(f"{'finer' if plan.is_gguf else 'whole':<9}{line}")
     for file in plan.files:
         print(f"file     {file.name}  {format_bytes(file.nbytes)}  {len(file.tensors)} tensors")
     for alias in plan.aliases:
@@ -117,6 +121,16 @@ def print_plan(preview: Preview, *, as_json: bool) -> None:
     for note in preview.notes:
         print(f"note     {note}")
     print(f"digest   {plan.digest}")
+
+
+def _whole_lines(plan: ExportPlan) -> Iterator[str]:
+    # A line for every role and reason; what no request could quantize comes last.
+    if plan.quantized is None:
+        return
+    whole = {kept.name: kept.because for kept in plan.quantized.whole}
+    matrices = [tensor for _, tensor in plan.tensors() if tensor.part is None and len(tensor.shape) == 2 and not plan.is_gguf]
+    never = {tensor.name: _NEVER for tensor in matrices if tensor.name not in whole}
+    yield from (f"{names}: {because}" for names, because in name_roles(whole | never))
 
 
 def _summary(preview: Preview) -> Mapping[str, object]:

@@ -203,6 +203,11 @@ _IGNORE = "Make targets and ignore list say what is stored: name the modules as 
 _QUANTIZED: dict[str, Code] = {
     "quantized.undeclared": Code("a tensor is quantized, and the config declares no quantization", "Add the quantization_config."),
     "quantized.config-unreadable": Code("the quantization_config makes no sense", "Write it as the quantizer's own library does."),
+    "quantized.status": Code(
+        "weights are stored quantized, and the config says they are not yet; transformers then takes them for whole ones",
+        "Set quantization_status to compressed.",
+        "warning",
+    ),
     "quantized.not-judged": Code(
         "quantized in a way that is not judged here", "Look at these weights with the quantizer's tools.", "warning"
     ),
@@ -225,8 +230,16 @@ _QUANTIZED: dict[str, Code] = {
     "quantized.listed-shape": Code("the shape a weight writes down is not its own", _AGAIN),
     "quantized.scale-nonfinite": Code("a scale is NaN or infinite", _AGAIN),
     "quantized.scale-sign": Code("a scale is zero or negative", _AGAIN),
+    "quantized.scale-size": Code(
+        "a scale makes weights larger than models have them, as one that is stored inverted does",
+        "See whether the format multiplies by what is stored.",
+        "warning",
+    ),
     "quantized.zero-point": Code("a zero point is out of the range of its bits", _AGAIN),
-    "quantized.error": Code("the dequantized weight is further from the source than its encoding explains", _AGAIN),
+    "quantized.error": Code(
+        "the dequantized weight is further from the source than its encoding explains",
+        "Quantize again from the unquantized weights, or leave this one whole.",
+    ),
     "quantized.calibrated-error": Code(
         "the dequantized weight is further from the source than rounding explains; calibration may", "Compare the outputs.", "warning"
     ),
@@ -299,8 +312,10 @@ _LOGITS: dict[str, Code] = {
     "logits.p95-kl": Code("the 95th percentile of KL is over its limit", _MAPPING),
     "logits.cosine": Code("cosine of the logits under its limit", _MAPPING),
     "logits.top1": Code("the likeliest token differs at too many positions", _MAPPING),
-    "logits.nonfinite": Code("a logits metric is NaN or infinite", "Look at the finite check; then at the forward pass."),
-    "logits.no-positions": Code("no position was compared", "Give a batch of at least one token."),
+    "logits.nonfinite": Code(
+        "a logits metric is NaN or infinite", "Look at the finite check; then whether the source's own logits are numbers."
+    ),
+    "logits.no-positions": Code("no position was compared", "See why the model could not be run, or give a batch of at least one token."),
 }
 
 _SENSITIVITY: dict[str, Code] = {

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from reports.encoded import sum_encodings
 from reports.errors import name_some
-from reports.model import CheckResult, LogitsComparison, Report
+from reports.model import CheckResult, Finding, LogitsComparison, Report, Severity
 from reports.spell import format_bytes
+
+_MOST = 5  # findings of one code that are told one by one
 
 
 def summary_lines(report: Report, required: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -38,14 +40,25 @@ def summary_lines(report: Report, required: frozenset[str] = frozenset()) -> tup
 
 
 def _finding_lines(result: CheckResult) -> Iterator[str]:
+    # A mistake of the config is found once per tensor: of one code and severity the first few are told, then how many more.
+    told: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in result.findings:
-        more = f" ({finding.count} times)" if finding.count > 1 else ""
-        told = [f"expected {finding.expected}"] * bool(finding.expected) + [f"found {finding.found}"] * bool(finding.found)
-        yield f"{finding.severity:<8} {finding.where}: [{finding.code}] {', '.join(told)}{more}"
-        if finding.severity == "error":
-            yield f"         {finding.remedy}"
-        elif finding.waived:
-            yield f"         by {finding.waived}"
+        told.setdefault((finding.code, finding.severity), []).append(finding)
+    for (code, severity), findings in told.items():
+        for finding in findings[:_MOST]:
+            yield from _lines_of(finding)
+        if len(findings) > _MOST:
+            yield f"{severity:<8} … and {len(findings) - _MOST} more: [{code}] see the report"
+
+
+def _lines_of(finding: Finding) -> Iterator[str]:
+    more = f" ({finding.count} times)" if finding.count > 1 else ""
+    told = [f"expected {finding.expected}"] * bool(finding.expected) + [f"found {finding.found}"] * bool(finding.found)
+    yield f"{finding.severity:<8} {finding.where}: [{finding.code}] {', '.join(told)}{more}"
+    if finding.severity == "error":
+        yield f"         {finding.remedy}"
+    elif finding.waived:
+        yield f"         by {finding.waived}"
 
 
 def _asked_to_leave_out(report: Report) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ asked for only when something is quantized. It imports transformers and takes se
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from reports.errors import RequestError
 from tasks.engine.encodings.encodings import ENCODINGS
-from tasks.engine.planning.plan import Quantized, QuantizedGroup
+from tasks.engine.planning.plan import Quantized
 from tasks.measure import DTYPES
 from validators.release import INDEX_NAME, open_release
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _MIXED = "mixed-precision"
 # The library's preset for each encoding. Its W8A16 has groups of 128, ours a scale per channel.
 _PRESETS: Mapping[str, str] = {"fp8": "FP8_DYNAMIC", "fp8-block": "FP8_BLOCK", "int8-w8a8": "W8A8", "int4": "W4A16"}
-_LOST_EXPERTS = frozenset({"int8-w8a8"})
+_FUSED_EXPERTS = frozenset({"fp8", "int8", "int4"})
+_PASSES_WHOLE = "fp8"
 
 
 def refuse_absent() -> None:
@@ -66,18 +67,24 @@ def quantization_config(quantized: Quantized) -> Mapping[str, object]:
     return {"version": compressed_tensors.__version__, "sparsity_config": {}, "transform_config": {}, **config.model_dump(mode="json")}
 
 
-def why_unloadable(groups: Sequence[QuantizedGroup], *, has_experts: bool) -> str:
-    """Say why transformers does not load a release.
+def why_unloadable(encodings: Collection[str], experts: Collection[str]) -> str:
+    """Say why transformers does not load a release: it fuses the experts of a layer, and dequantizes them by one scheme while it does.
 
     Args:
-        groups: its encodings.
-        has_experts: whether the model routes tokens to experts.
+        encodings: of the whole release.
+        experts: those of its routed experts' weights, "" for weights that are whole; none of a dense model.
 
     Returns:
         The reason; empty where nothing is known against it. Source: transformers 5.24, integrations/compressed_tensors.py.
     """
-    lost = [group.encoding for group in groups if has_experts and group.encoding in _LOST_EXPERTS]
-    return f"transformers does not load experts stored as {', '.join(lost)}: it fuses them, and only fp8 and packed ones" if lost else ""
+    quantized = sorted({*experts} - {""})
+    if len(quantized) > 1:
+        ways = ", others as ".join(quantized)
+        return f"transformers does not load experts of which some are stored as {ways}: it takes all for one scheme's"
+    if "" in experts and {*encodings} != {_PASSES_WHOLE}:
+        return f"transformers does not load experts that are whole in a release that quantizes anything as else than {_PASSES_WHOLE}"
+    lost = [encoding for encoding in quantized if encoding not in _FUSED_EXPERTS]
+    return f"transformers does not load experts stored as {lost[0]}: it fuses them, and only those of fp8 and packed ones" if lost else ""
 
 
 def scheme_of(encoding: str, targets: Sequence[str]) -> "QuantizationScheme":

@@ -21,11 +21,14 @@ from tasks.quiet import Talk, quiet
 from validators.release import open_release
 
 _LOADING = {"local_files_only": True, "trust_remote_code": False}
+_Kinds = tuple[type[Exception], ...]
+_REFUSALS: _Kinds = (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, ImportError)
+_CASTS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _DETERMINISTIC = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 
 class ForwardError(ReleaseError, ValueError):
-    """transformers cannot run this folder, or does not find every parameter in it."""
+    """transformers cannot load or run this folder, or does not find every parameter in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,11 @@ class _Tokenizer(Protocol):
 
 
 class _Loaded:
-    def __init__(self, model: _CausalModel) -> None:
-        self._model = model
+    def __init__(self, model: _CausalModel, folder: Path) -> None:
+        self._model, self._folder = model, folder
 
     def run(self, input_ids: torch.Tensor, *, hidden: bool = False) -> Forward:
-        with torch.inference_mode(), _deterministic():
+        with torch.inference_mode(), _deterministic(), _as_forward_error(self._folder, "torch cannot run it", (RuntimeError,)):
             out = self._model(input_ids=input_ids, use_cache=False, output_hidden_states=hidden)
         return Forward(out.logits.float(), tuple(out.hidden_states) if hidden else ())
 
@@ -148,7 +151,15 @@ def open_model(folder: Path, room: Room, *, dtype: torch.dtype = torch.float32) 
         unfilled = sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])})
         if unfilled:
             raise ForwardError(f"transformers finds no values for {name_some(unfilled)}", where=str(folder))
-        yield _Loaded(model.eval())
+        _unify(model, dtype)
+        yield _Loaded(model.eval(), folder)
+
+
+def _unify(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    # transformers 5.24 dequantizes packed experts in the dtype of their scales, whatever was asked for, and everything else in `dtype`.
+    for parameter in model.parameters():
+        if parameter.dtype in _CASTS and parameter.dtype != dtype and not parameter.is_meta:
+            parameter.data = parameter.data.to(dtype)
 
 
 def logits_of(
@@ -359,17 +370,16 @@ def nbytes_of(folder: Path, dtype: torch.dtype) -> int:
 
 
 @contextmanager
-def _as_forward_error(folder: Path) -> Iterator[None]:
-    # What transformers raises for folders it does not like; anything else is a bug, here or there.
+def _as_forward_error(folder: Path, words: str = "transformers refuses it", kinds: _Kinds = _REFUSALS) -> Iterator[None]:
+    # What transformers raises for folders it does not like, and torch for weights that do not fit each other; anything else is a bug.
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    ours = (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, ImportError)
     try:
         yield
-    except (*ours, SafetensorError, StrictDataclassError) as error:
+    except (*kinds, SafetensorError, StrictDataclassError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ForwardError(f"transformers refuses it: {reason}", where=str(folder)) from error
+        raise ForwardError(f"{words}: {reason}", where=str(folder)) from error
 
 
 @contextmanager

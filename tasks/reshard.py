@@ -17,7 +17,7 @@ from tasks.engine.planning.choose import NONE, Choice, choose_family, expectatio
 from tasks.engine.planning.derive import derive_config
 from tasks.engine.planning.plan import ExportPlan, Input, Quantized, plan_to_json
 from tasks.engine.planning.planner import PlanRequest, make_plan
-from tasks.engine.planning.quantize import QuantizeRule, in_words
+from tasks.engine.planning.quantize import QuantizeRule, in_words, split_fusions
 from tasks.engine.planning.stated import check_stated
 from tasks.engine.tensors.catalog import Catalog
 from tasks.engine.writing.sidecars import planned_config, release_dtype
@@ -59,7 +59,7 @@ def reshard(ref: SourceRef, request: ModelRequest, folder: Path) -> Planned:
     if plan.quantized is not None and groups:
         written = {**written, "quantization_config": quantization_config(plan.quantized)}
         changes = (*changes, Change("config.json: quantization_config", "absent", _groups_in_words(plan.quantized), "--quantize"))
-    unloadable = why_unloadable(groups, has_experts=bool(choice.expected and choice.expected.experts))
+    unloadable = why_unloadable([group.encoding for group in groups], _expert_encodings(plan, whole, choice.expected)) if groups else ""
     planned = Planned(
         path,
         _store_plan(whole, folder / "plan_whole.json") if groups else path,
@@ -227,6 +227,12 @@ def _check_quantizing(config: Mapping[str, object]) -> None:
         )
 
 
+def _expert_encodings(plan: ExportPlan, whole: ExportPlan, expected: Expectation | None) -> frozenset[str]:
+    names = {name for group in (expected.experts if expected else ()) for expert in group.experts for name in expert}
+    encodings = {tensor.part.weight: tensor.encoding for _, tensor in plan.tensors() if tensor.part is not None}
+    return frozenset(encodings.get(tensor.name, "") for _, tensor in whole.tensors() if tensor.name in names and len(tensor.shape) == 2)
+
+
 def _groups_in_words(quantized: Quantized) -> str:
     return "; ".join(f"{group.encoding}: {name_some(group.targets)}" for group in quantized.groups)
 
@@ -235,7 +241,8 @@ def _notes(plan: ExportPlan, unloadable: str) -> tuple[str, ...]:
     if plan.quantized is None:
         return ()
     none = () if plan.quantized.groups else ("no weight could be quantized: this release is not quantized",)
-    return (*none, *in_words(plan.quantized), *((unloadable,) if unloadable else ()))
+    split = split_fusions((tensor for _, tensor in plan.tensors()), plan.quantized)
+    return (*none, *in_words(plan.quantized), *split, *((unloadable,) if unloadable else ()))
 
 
 def _omissions(plan: ExportPlan, catalog: Catalog) -> tuple[Omission, ...]:

@@ -147,6 +147,8 @@ TELLING_SUFFIXES = frozenset(
 )
 SUFFIXES_AROUND = frozenset({"activation_scale", "input_global_scale", *(row.suffix for row in _AROUND)})
 CACHE_SUFFIXES = frozenset({"q_scale", "k_scale", "v_scale", "kv_scale", "k_zero_point", "v_zero_point"})
+MAIN_SCALES = frozenset({"weight_scale", "weight_scale_inv"})
+LARGEST_E4M3 = 448.0
 MAIN_SUFFIXES = ("weight_packed", "qweight", "weight")
 
 

@@ -6,6 +6,7 @@ TOP1_POSITIONS positions whose margin exceeds the noise.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from reports.codes import finding
@@ -17,6 +18,9 @@ from validators.policy import LOWER, TOP1_POSITIONS, UPPER
 CODE_OF: Mapping[str, str] = MappingProxyType(
     {"mean_kl": "logits.mean-kl", "p95_kl": "logits.p95-kl", "cosine": "logits.cosine", "top1": "logits.top1"}
 )
+
+_QUANTIZED_ROWS = ("FP8", "INT8", "INT4")
+_COARSE = "The model is more sensitive than the encoding's limits: take a finer one, keep some layers whole, or set the row in a policy."
 
 
 def examine(evidence: Evidence) -> Outcome:
@@ -55,9 +59,10 @@ def _judge(comparison: LogitsComparison) -> Iterator[Finding]:
     if comparison.positions == 0:
         yield finding("logits.no-positions", what, expected="at least one position", found="none")
         return
-    for metric, value in comparison.metrics.items():
-        if not math.isfinite(value):
-            yield finding("logits.nonfinite", what, expected=f"a number for {metric}", found=str(value))
+    nonfinite = {metric: value for metric, value in comparison.metrics.items() if not math.isfinite(value)}
+    if nonfinite:
+        values = " and ".join(sorted({str(value) for value in nonfinite.values()}))
+        yield finding("logits.nonfinite", what, expected=f"numbers for {', '.join(nonfinite)}", found=values)
     if not comparison.limits:
         raise ValueError(f"{what}: no limits; take a row of validators.policy.LIMITS")
     for metric, limit in comparison.limits.items():
@@ -68,7 +73,13 @@ def _judge(comparison: LogitsComparison) -> Iterator[Finding]:
             sign = "at most" if metric in UPPER else "at least"
             layer = f"; first diverging layer: {comparison.first_diverging_layer}" if comparison.first_diverging_layer else ""
             expected = f"{sign} {limit:.6g} (row {comparison.limits_row})"
-            yield finding(CODE_OF[metric], what, expected=expected, found=f"{value:.6g}{layer}")
+            found = finding(CODE_OF[metric], what, expected=expected, found=f"{value:.6g}{layer}")
+            yield replace(found, remedy=_COARSE) if _is_quantized(comparison) else found
+
+
+def _is_quantized(comparison: LogitsComparison) -> bool:
+    # Its reference are the very weights that were quantized, so that nothing can be in another place.
+    return comparison.name == "cast" and comparison.limits_row.startswith(_QUANTIZED_ROWS)
 
 
 def _exceeds(metric: str, value: float, limit: float) -> bool:

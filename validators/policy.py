@@ -80,6 +80,7 @@ UNSET_LENGTH = 10**9  # transformers writes 1e30 for "no limit"
 # Other bits have only the bound that follows from their scales. Sound values: e4m3 0.026, int8 0.009, int4 0.09 to 0.11.
 ENCODING_ERRORS: Mapping[tuple[str, int], float] = MappingProxyType({("float", 8): 0.04, ("int", 8): 0.015, ("int", 4): 0.12})
 ROUNDING_SLACK = 1.2  # an integer encoding may be so many times coarser than rounding to its own scales
+LARGEST_WEIGHT = 1000.0  # of a linear layer that was quantized; sound ones stay below 100, inverted scales of 8 bits allow thousands
 CALIBRATED_SLACK = 1.5  # below 8 bits, calibrated methods (GPTQ) trade the error of single weights for that of the layer's output
 
 REQUIRED_CHECKS: frozenset[str] = frozenset()  # names of checks whose skipping turns the verdict; by default none

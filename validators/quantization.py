@@ -27,10 +27,15 @@ from validators.release import Release, StoredTensor
 
 NOT_COMPRESSED = frozenset({"dense", "fakequant"})  # weights stored as they were, to be quantized when loaded
 _FIELDS = ("quantization_config", "compression_config")  # the second until compressed-tensors 0.6
+_UNNAMED = frozenset({"load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"})
 _QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8"})
 # Modules of which another class than Linear is beyond doubt, by the last part of their names.
 EMBEDDINGS = frozenset({"embed_tokens", "wte", "wpe", "word_embeddings", "tok_embeddings", "embed_in"})
 _ENDLESS = re.compile(r"\([^()]*[+*][^()]*\)[+*{]")  # a repeated group that holds a repetition
+_HELD: Mapping[tuple[LayoutName, str], range] = MappingProxyType(  # the bits that a layout holds of a kind
+    {("plain", "int"): range(1, 9), ("plain", "float"): range(8, 9), ("packed", "int"): range(1, 9)}
+)
+_COMPRESSED = "compressed"
 _LINEAR = "Linear"  # the class that is targeted nearly always
 
 
@@ -66,8 +71,8 @@ class Quantization:
     """The quantization of a release. `weights` is by the name the weight has when it is not quantized.
 
     `method` is "" where the config declares none. `unjudged` says why it is not judged, "" where it is; `unreadable` what cannot be
-    understood in it. `cache` are the scales of the key-value cache, `has_cache` whether the config promises them. `encoded` are the names
-    of all tensors that mean nothing by themselves.
+    understood in it. `cache` are the scales of the key-value cache, `has_cache` whether the config promises them. `status` is how far the
+    config says the quantization went, "" where it says nothing. `encoded` are the names of all tensors that mean nothing by themselves.
     """
 
     method: str = ""
@@ -76,9 +81,15 @@ class Quantization:
     unjudged: str = ""
     unreadable: str = ""
     has_cache: bool = False
+    status: str = ""
     weights: Mapping[str, QuantizedWeight] = field(default_factory=dict)
     cache: Mapping[str, StoredTensor] = field(default_factory=dict)
     encoded: frozenset[str] = frozenset()
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the config says that weights are stored quantized, or says nothing of it."""
+        return self.status in ("", _COMPRESSED)
 
     @property
     def aside(self) -> frozenset[str]:
@@ -141,6 +152,7 @@ class _Declared:
     ignored: tuple[str, ...] = ()
     unjudged: str = ""
     has_cache: bool = False
+    status: str = ""
 
 
 class _UnreadableError(ValueError):
@@ -164,10 +176,11 @@ def read_quantization(release: Release) -> Quantization:
     if settings is not None:
         method = str(settings.get("quant_method") or ("compressed-tensors" if "config_groups" in settings else "unnamed"))
         try:
+            _refuse_unnamed(release)
             declared = _PARSERS.get(method, _parse_unknown)(settings)
         except (_UnreadableError, re.error) as error:
             unreadable = str(error)
-    said = Quantization(method, declared.groups, declared.ignored, declared.unjudged, unreadable, declared.has_cache)
+    said = Quantization(method, declared.groups, declared.ignored, declared.unjudged, unreadable, declared.has_cache, declared.status)
     return _with_stored(said, stored, release)
 
 
@@ -201,13 +214,26 @@ def encoded_names(release: Release) -> frozenset[str]:
 
 
 def _settings(release: Release) -> Mapping[str, object] | None:
-    text = release.config.get("text_config")
-    for level in (release.config, text if isinstance(text, Mapping) else {}):
-        for name in _FIELDS:
-            if level.get(name) is not None:
-                found = level[name]
-                return found if isinstance(found, Mapping) else {}
+    for name in _FIELDS:
+        found = _declared_at(release, name)
+        if found is not None:
+            return found if isinstance(found, Mapping) else {}
     return next(({"quant_method": method} for name, method in DECLARING_FILES.items() if name in release.others), None)
+
+
+def _declared_at(release: Release, name: str) -> object:
+    text = release.config.get("text_config")
+    levels = (release.config, text if isinstance(text, Mapping) else {})
+    return next((level[name] for level in levels if level.get(name) is not None), None)
+
+
+def _refuse_unnamed(release: Release) -> None:
+    # No loader guesses the method; bitsandbytes' first configs told it by a field of their own.
+    said = _declared_at(release, _FIELDS[0])
+    if said is not None and not isinstance(said, Mapping):
+        raise _UnreadableError(f"it is {type(said).__name__}, not an object")
+    if said is not None and not said.get("quant_method") and _UNNAMED.isdisjoint(said):
+        raise _UnreadableError("it names no quant_method")
 
 
 def _parts_by_module(stored: Iterable[StoredTensor]) -> Mapping[str, dict[str, StoredTensor]]:
@@ -268,7 +294,8 @@ def _parse_compressed(settings: Mapping[str, object]) -> _Declared:
     parsed = tuple(_parse_group(name, group, common) for name, group in groups.items())
     cache = settings.get("kv_cache_scheme")
     has_cache = isinstance(cache, Mapping) and cache.get("dynamic") is not True
-    return _Declared(parsed, _texts("ignore", settings.get("ignore")), has_cache=has_cache)
+    status = str(settings.get("quantization_status") or "").lower()
+    return _Declared(parsed, _texts("ignore", settings.get("ignore")), has_cache=has_cache, status=status)
 
 
 def _parse_group(name: str, group: object, common: str) -> Group:
@@ -285,8 +312,8 @@ def _parse_group(name: str, group: object, common: str) -> Group:
     if layout is None:
         return Group(targets, Scheme("", form))
     kind, bits = str(weights.get("type") or "int"), weights.get("num_bits", 8)
-    if kind not in ("int", "float") or type(bits) is not int or not 1 <= bits <= 8:
-        raise _UnreadableError(f"{name}.weights: {bits} bits of type {kind!r}")
+    if type(bits) is not int or bits not in _HELD.get((layout, kind), ()):
+        raise _UnreadableError(f"{name}.weights: {bits} bits of type {kind!r} in format {form!r}")
     has_scale = isinstance(inputs, Mapping) and not inputs.get("dynamic", False)
     return Group(targets, Scheme(layout, form, kind, bits, _parse_block(name, weights), weights.get("symmetric") is not False, has_scale))
 

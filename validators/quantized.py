@@ -17,9 +17,9 @@ from reports.errors import name_some
 from reports.model import Finding, Measure
 from validators.check import Check, Outcome
 from validators.expectation import Evidence
-from validators.layouts import NAMED_PARTS, PartRow, Scheme, Shape, layout_rows
+from validators.layouts import LARGEST_E4M3, MAIN_SCALES, NAMED_PARTS, PartRow, Scheme, Shape, layout_rows
 from validators.measured import is_norm, role_of
-from validators.policy import CALIBRATED_SLACK, ENCODING_ERRORS, ROUNDING_SLACK, UNQUANTIZED
+from validators.policy import CALIBRATED_SLACK, ENCODING_ERRORS, LARGEST_WEIGHT, ROUNDING_SLACK, UNQUANTIZED
 from validators.quantization import EMBEDDINGS, Quantization, QuantizedWeight, read_quantization
 from validators.release import StoredTensor
 from validators.tables import format_shape, parse_shape
@@ -82,6 +82,8 @@ def _judge_declaration(said: Quantization) -> Iterator[Finding]:
         yield finding("quantized.not-judged", _WHERE, expected="compressed-tensors or fp8", found=said.unjudged)
     elif any(group.scheme for group in said.groups) and not said.weights:
         yield finding("quantized.nothing", _WHERE, expected="quantized weights", found="none")
+    elif not said.is_compressed and said.weights:
+        yield finding("quantized.status", f"{_WHERE}.quantization_status", expected="compressed", found=said.status)
     for weight in [] if said.method else said.weights.values():
         parts = name_some(f"{tensor.name} {tensor.dtype}" for tensor in weight.parts.values())
         yield finding("quantized.undeclared", weight.name, expected="a quantization_config", found=parts)
@@ -181,6 +183,7 @@ def _judge_values(weight: QuantizedWeight, table: Mapping[str, _Row]) -> Iterato
             continue
         if rows[suffix].part == "scale":
             yield from _judge_scale(row)
+            yield from _judge_size(row, scheme) if suffix in MAIN_SCALES else ()
         elif rows[suffix].part == "zero" and (row.low < -half or row.high >= half):
             yield finding("quantized.zero-point", row.name, expected=f"{-half} to {half - 1}", found=f"{row.low:g} to {row.high:g}")
 
@@ -190,6 +193,13 @@ def _judge_scale(row: _Row) -> Iterator[Finding]:
         yield finding("quantized.scale-nonfinite", row.name, expected="0", found=f"{row.nonfinite} scales are NaN or infinite")
     if row.low <= 0:
         yield finding("quantized.scale-sign", row.name, expected="above zero", found=f"{row.low:g} to {row.high:g}")
+
+
+def _judge_size(row: _Row, scheme: Scheme) -> Iterator[Finding]:
+    # Sound scales let a weight reach its own largest value; inverted ones of fp8 and int8 let it reach thousands.
+    reach = row.high * (LARGEST_E4M3 if scheme.kind == "float" else 2 ** (scheme.bits - 1))
+    if reach > LARGEST_WEIGHT:
+        yield finding("quantized.scale-size", row.name, expected=f"weights up to {LARGEST_WEIGHT:g}", found=f"up to {reach:.3g}")
 
 
 def _judge_error(weight: QuantizedWeight, evidence: Evidence, table: Mapping[str, _Row]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Tiny models whose dims are multiples of 128, so that every encoding holds their linear layers; as transformers saves them."""
+"""Tiny models, as transformers saves them, whose linear layers every encoding holds in several groups and blocks."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from tests.builders.releases import build_tokenizer, scale_by_fan_in
 
 _COMMON = {
     "vocab_size": 320,
-    "hidden_size": 128,
-    "intermediate_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 512,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -25,7 +25,7 @@ MODELS: dict[str, tuple[str, dict]] = {
     "tied": ("Qwen2Config", {"tie_word_embeddings": True}),
     "moe": (
         "Qwen3MoeConfig",
-        {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "num_experts": 4, "norm_topk_prob": True, "tie_word_embeddings": False},
+        {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "num_experts": 4, "norm_topk_prob": True, "tie_word_embeddings": False},
     ),
 }
 

@@ -139,6 +139,11 @@ DECLARED = (
     Fault("group_size_of_no_number", INT4, "quantized.config-unreadable", scheme(group_size="eight")),
     Fault("ignore_pattern_malformed", INT8, "quantized.config-unreadable", ignore("lm_head", "re:*(")),
     Fault("ignore_pattern_that_takes_forever", INT8, "quantized.config-unreadable", ignore("lm_head", "re:(.*a)+$")),
+    Fault("fp8_of_four_bits", FP8, "quantized.config-unreadable", scheme(num_bits=4)),
+    Fault("packed_floats", MOE, "quantized.config-unreadable", scheme(type="float")),
+    Fault("method_unnamed", INT8, "quantized.config-unreadable", settings(lambda said: said.pop("quant_method"))),
+    Fault("declared_in_a_list", INT4, "quantized.config-unreadable", config(quantization_config=["int4"])),
+    Fault("said_to_be_initialized", FP8, "quantized.status", settings(lambda said: said.update(quantization_status="initialized"))),
     Fault("method_unheard_of", INT8, "quantized.not-judged", settings(lambda said: said.update(quant_method="quark"))),
     Fault("config_of_a_quantized_model", "dense", "quantized.nothing", config(quantization_config={"quant_method": "fp8"})),
 )
@@ -189,8 +194,11 @@ PARTS = (
 )
 
 VALUES = (
+    Fault("int4_layer_of_zeros", MOE, "finite.all-zero", assign(f"{EXPERT}.weight_packed", lambda t: torch.full_like(t, -0x77777778))),
     Fault("scale_nan", INT8, "quantized.scale-nonfinite", assign(f"{UP}.weight_scale", entry(7, float("nan")))),
     Fault("scale_infinite", BLOCKS, "quantized.scale-nonfinite", assign(f"{EXPERT}.weight_scale_inv", entry(1, float("inf")))),
+    Fault("block_scale_inverted", BLOCKS, "quantized.scale-size", assign(f"{EXPERT}.weight_scale_inv", lambda t: 1 / t)),  # 70
+    Fault("scale_inverted", INT8, "quantized.scale-size", assign(f"{UP}.weight_scale", lambda t: 1 / t)),
     Fault("scale_negative", INT4, "quantized.scale-sign", assign(f"{UP}.weight_scale", entry(3, -0.01))),
     Fault("scale_zero", FP8, "quantized.scale-sign", assign(f"{UP}.weight_scale", entry(0, 0.0))),
     Fault("zero_points_beyond_the_bits", INT8, "quantized.zero-point", both(scheme(num_bits=4, symmetric=False), tensors(add_zero_points))),

@@ -49,8 +49,8 @@ def _config(base: Path) -> dict:
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS))
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_release_is_published_within_its_limits_and_loads_as_it_is(name, encoding, sources, tmp_path):
-    if (name, encoding) == ("moe", "int8-w8a8"):
-        with pytest.raises(RequestError, match="does not load experts stored as int8-w8a8"):
+    if name == "moe" and encoding in ("int8-w8a8", "fp8-block"):
+        with pytest.raises(RequestError, match=f"does not load experts stored as {encoding}"):
             _export(sources[name], tmp_path, encoding)
         assert _export(sources[name], tmp_path, encoding, skip=NO_LOGITS).verdict.green
         return
@@ -68,6 +68,40 @@ def test_release_is_published_within_its_limits_and_loads_as_it_is(name, encodin
     with torch.inference_mode():
         found, wanted = (m(input_ids=ids).logits.log_softmax(-1) for m in (model, reference))
     assert float((wanted.exp() * (wanted - found)).sum(-1).mean()) <= cast.limits["mean_kl"] * 4  # other ids than the line's
+
+
+WHOLE_EXPERTS = "rules:\n- {pattern: '*.experts.*', encoding: whole}\n- {pattern: '*', encoding: %s}\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "loads"),
+    [
+        ("rules:\n- {pattern: '*.experts.*', encoding: int4}\n- {pattern: '*', encoding: fp8}\n", True),
+        ("rules:\n- {pattern: '*.experts.*', encoding: fp8}\n- {pattern: '*', encoding: int8-w8a8}\n", True),
+        ("rules:\n- {pattern: '*.experts.*.down_proj.weight', encoding: int8}\n- {pattern: '*', encoding: int4}\n", False),
+        (WHOLE_EXPERTS % "fp8", True),
+        (WHOLE_EXPERTS % "int4", False),
+        (WHOLE_EXPERTS.replace("*.experts.*", "model.layers.0.*") % "int4", False),
+    ],
+)
+def test_mixture_of_encodings_in_bf16_is_published_where_transformers_loads_it_and_refused_where_not(rules, loads, tmp_path):
+    source = build_quantizable("moe", tmp_path / "source", dtype=torch.bfloat16)
+    asked = tmp_path / "rules.yaml"
+    asked.write_text(rules)
+    if not loads:
+        with pytest.raises(RequestError, match="transformers does not load experts"):
+            _export(source, tmp_path, str(asked))
+        assert _export(source, tmp_path, str(asked), skip=NO_LOGITS).verdict.green
+        return
+    assert _export(source, tmp_path, str(asked)).verdict.green
+    _load(tmp_path / "release")
+
+
+@pytest.mark.parametrize("encoding", ["int4", "int8"])
+def test_packed_experts_of_a_bf16_model_run_as_others_do(encoding, tmp_path):
+    source = build_quantizable("moe", tmp_path / "source", dtype=torch.bfloat16)
+    (cast,) = _export(source, tmp_path, encoding).report.logits
+    assert 0 < cast.metrics["mean_kl"] <= cast.limits["mean_kl"]
 
 
 def test_config_declares_what_compressed_tensors_declares(sources, tmp_path):

@@ -40,6 +40,8 @@ def run(monkeypatch, *arguments):
         (["export", "a", "--to", "b", "--dtype", "int8"], "--dtype"),
         (["export", "a", "--to", "b", "--max-file", "5 cats"], "--max-file"),
         (["export", "a", "--to", "b", "--drop", "x"], "NAME=REASON"),
+        (["export", "a", "--to", "b", "--quantize", ""], "--quantize: is blank"),
+        (["plan", "a", "--gguf", ""], "--gguf: is blank"),
         (["export", "a"], "--to: is missing"),
         (["export"], "SOURCE: is missing"),
         (["plan"], "source"),

@@ -47,6 +47,15 @@ def test_the_recorded_logits_come_out_again(release, golden, tmp_path):
     assert found.hidden == ()
 
 
+def test_what_torch_cannot_run_is_said_of_the_folder(release, tmp_path):
+    with (
+        open_model(release, Room(PLENTY, tmp_path)) as model,
+        pytest.raises(ForwardError, match=r"torch cannot run it.*indices") as refusal,
+    ):
+        model.run(torch.zeros(1, 4))  # ids that are no integers
+    assert refusal.value.where == str(release)
+
+
 def test_a_forward_gives_the_same_bits_twice(release, golden, tmp_path):
     first, second = (logits_of(release, golden["input_ids"], memory_limit=PLENTY, offload_folder=tmp_path) for _ in range(2))
     assert torch.equal(first.logits, second.logits)

@@ -58,6 +58,11 @@ def test_scheme_is_what_the_config_says(said, scheme):
         (_compressed("pack-quantized", {**WEIGHTS, "group_size": 0}), "groups of size"),
         (_compressed("pack-quantized", {**WEIGHTS, "num_bits": 16}), "bits"),
         (_compressed("pack-quantized", {**WEIGHTS, "num_bits": True}), "bits"),
+        (_compressed("pack-quantized", {**WEIGHTS, "type": "float"}), "4 bits of type 'float' in format 'pack-quantized'"),
+        (_compressed("float-quantized", {"type": "float", "num_bits": 4}), "4 bits of type 'float' in format 'float-quantized'"),
+        ({"config_groups": {}}, "quant_method"),
+        ({"bits": 4}, "quant_method"),
+        (["int4"], "list, not an object"),
         (_compressed("pack-quantized", {**WEIGHTS, "strategy": "diagonal"}), "diagonal"),
         (_compressed("pack-quantized", {**WEIGHTS, "strategy": "block"}), "block_structure"),
         (_compressed("pack-quantized", "W4A16"), "weights"),
@@ -124,6 +129,23 @@ def test_without_a_declaration_no_tensor_is_left_out_of_the_other_checks():
 def test_a_release_without_quantization_has_none():
     said = read_quantization(_release(None, {"norm.weight": ("BF16", (8,)), "a.q_proj.weight": ("F32", (8, 8))}))
     assert (said.method, said.weights, said.encoded) == ("", {}, frozenset())
+
+
+@pytest.mark.parametrize("said", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"quant_method": "quark"}])
+def test_a_method_that_is_told_otherwise_or_unknown_is_no_config_without_sense(said):
+    assert read_quantization(_release(said)).unreadable == ""
+
+
+def test_the_older_field_needs_no_method():
+    release = Release(None, (), config={"compression_config": {"config_groups": {}, "quantization_status": "Frozen"}})
+    found = read_quantization(release)
+    assert (found.unreadable, found.method, found.is_compressed) == ("", "compressed-tensors", False)
+
+
+@pytest.mark.parametrize(("status", "compressed"), [("compressed", True), ("COMPRESSED", True), (None, True), ("frozen", False)])
+def test_status_is_what_the_config_says(status, compressed):
+    said = {**_compressed("pack-quantized", WEIGHTS), "quantization_status": status}
+    assert read_quantization(_release(said)).is_compressed is compressed
 
 
 def test_the_config_of_the_text_half_counts_where_the_top_has_none():

@@ -11,7 +11,7 @@ from tasks.engine.families.gpt2 import GPT2
 from tasks.engine.families.llama import LLAMA
 from tasks.engine.families.moe import QWEN2_MOE
 from tasks.engine.planning.plan import Input, TensorPlan
-from tasks.engine.planning.quantize import QuantizeRule, check_quantizable, in_words, plan_parts
+from tasks.engine.planning.quantize import QuantizeRule, check_quantizable, in_words, plan_parts, split_fusions
 from tasks.engine.tensors.ops import OpCall
 
 ROLES = ("self_attn.q_proj", "mlp.up_proj", "mlp.down_proj")
@@ -129,3 +129,60 @@ def test_rules_are_read_in_their_order(tmp_path):
     path.write_text("rules:\n- {pattern: 'a*', encoding: whole, because: it is small}\n- {pattern: '*', encoding: int8-w8a8}\n")
     assert read_rules(str(path)) == (("a*", "", "it is small"), ("*", "int8-w8a8", ""))
     assert (read_rules(""), read_rules("fp8")) == ((), (("*", "fp8", ""),))
+
+
+@pytest.mark.parametrize(
+    ("rules", "word"),
+    [
+        ([("*", "fp8"), ("*.down_proj.weight", "int4")], "decides nothing"),
+        ([("*", "fp8"), ("model.layers.0.*", "")], "decides nothing"),
+        ([("*.q_proj.weight", "fp8"), ("*.self_attn.*", "fp8"), ("*", "int4")], "decides nothing"),
+        ([("*norm*", "int8"), ("*", "fp8")], "matches no weight of a linear layer"),
+        ([("model.embed_tokens.weight", "int8"), ("*", "fp8")], "matches no weight of a linear layer"),
+    ],
+)
+def test_a_rule_that_decides_nothing_is_refused(rules, word):
+    with pytest.raises(RequestError, match=word):
+        _plan(*rules)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [("*.self_attn.*", "fp8"), ("*.mlp.*", "int8"), ("*", "int4")],  # the rest, of which there is none here
+        [("lm_head.weight", ""), ("*", "fp8")],
+        [("model.layers.0.*", ""), ("*.down_proj.weight", "int8"), ("*", "int4")],
+    ],
+)
+def test_a_rule_for_the_rest_and_one_that_says_what_holds_anyway_are_not(rules):
+    _plan(*rules)
+
+
+GQA = [
+    *(_target(f"model.layers.{i}.self_attn.{name}_proj.weight", (rows, 128)) for i in range(3) for name, rows in (("q", 256), ("k", 64))),
+    *(_target(f"model.layers.{i}.mlp.{name}_proj.weight") for i in range(3) for name in ("gate", "up", "down")),
+]
+
+
+def _split(*rules: tuple[str, str]) -> tuple[str, ...]:
+    return split_fusions(*_plan(*rules, model=GQA))
+
+
+def test_layers_that_vllm_fuses_and_that_are_stored_in_two_ways_are_named():
+    (keys,) = _split(("*", "fp8-block"))  # 64 rows are no whole block
+    assert keys.endswith("model.layers.*.self_attn: q_proj fp8-block, k_proj whole (3)")
+    (gates,) = _split(("model.layers.1.mlp.up_proj.weight", "int8"), ("*", "int4"))
+    assert gates.endswith("model.layers.*.mlp: gate_proj int4, up_proj int8")
+
+
+def test_layers_of_one_encoding_each_and_down_projections_of_another_are_not():
+    assert _split(("*.down_proj.weight", "int8"), ("*", "int4")) == ()
+    assert _split(("model.layers.0.*", ""), ("*.self_attn.*", "fp8"), ("*", "int4")) == ()
+
+
+def test_what_stays_whole_is_named_by_role_and_a_single_weight_by_its_name():
+    _, said = _plan(("model.layers.1.self_attn.*", ""), ("*.down_proj.weight", ""), ("*", "int4"))
+    assert in_words(said) == (
+        "model.layers.*.mlp.down_proj.weight (2) is not quantized: asked",
+        "model.layers.1.self_attn.q_proj.weight is not quantized: asked",
+    )

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.terminal import print_outcome
-from reports.model import EncodedWeight, Omission
+from reports.codes import finding
+from reports.model import CheckResult, EncodedWeight, Omission
 from tests.builders.reports import GREEN
 
 
@@ -34,3 +35,15 @@ def test_the_last_line_is_the_reports_path(capsys):
 def test_quantized_weights_are_summed_by_encoding(capsys):
     weights = (EncodedWeight("a", "int4", 1000, 4000, 0.1), EncodedWeight("b", "int4", 1000, 4000, 0.11))
     assert "stored   int4: 2 weights, 2 kB from 8 kB, largest error 0.11" in shown(replace(GREEN, encoded=weights), capsys)
+
+
+def test_of_one_code_the_first_findings_are_told_and_the_others_counted(capsys):
+    parts = [finding("quantized.part-missing", f"layer {n}", expected="weight_scale", found="weight") for n in range(12)]
+    other = finding("quantized.nothing", "config.json", expected="quantized weights", found="none")
+    result = CheckResult("quantized", "failed", (parts[0], other, *parts[1:]), examined=12)
+    lines = [line for line in shown(replace(GREEN, results=(result,)), capsys) if line.startswith("error")]
+    assert [line.split(": [")[0] for line in lines] == [
+        *(f"error    layer {n}" for n in range(5)),
+        "error    … and 7 more",
+        "error    config.json",
+    ]

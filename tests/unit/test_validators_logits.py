@@ -61,3 +61,13 @@ def test_top1_gates_only_from_enough_positions(positions, status):
 def test_comparison_without_limits_or_with_an_unknown_one_is_errored():
     assert judge(limits={}).status == "errored"
     assert judge(limits={"max_abs": 1e-4}).status == "errored"
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "word"),
+    [("cast", "FP8", "finer"), ("cast", "INT4 MoE", "finer"), ("cast", "BF16", "--family"), ("mapping", "F32", "--family")],
+)
+def test_what_to_do_follows_from_what_was_compared(name, row, word):
+    comparison = LogitsComparison(name, "merged values", "release", row, 500, GOOD | {"mean_kl": 9.0}, LIMITS[row])
+    (found,) = run(CHECK, Evidence(Release(None, ()), logits=(comparison,)), lambda: 0.0).findings
+    assert word in found.remedy

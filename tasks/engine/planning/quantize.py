@@ -20,6 +20,8 @@ from validators.quantization import EMBEDDINGS, matches_name
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 _CLASS = "Linear"
 _SUFFIX = ".weight"
+# What vLLM fuses into one linear layer, by the last parts of the modules' names.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,45 @@ def in_words(quantized: Quantized) -> tuple[str, ...]:
     Returns:
         Lines, in the order of the weights.
     """
-    counts = Counter((_role(whole.name), whole.because) for whole in quantized.whole)
-    return tuple(f"{role}{f' ({n})' if n > 1 else ''} is not quantized: {because}" for (role, because), n in counts.items())
+    whole = {whole.name: whole.because for whole in quantized.whole}
+    return tuple(f"{names} is not quantized: {because}" for names, because in name_roles(whole))
+
+
+def name_roles(reasons: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return names with their reasons, those of one role and reason as one.
+
+    Args:
+        reasons: by tensor name.
+
+    Returns:
+        The role and how many, or the name of a single one; and the reason. In the order of the names.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, because in reasons.items():
+        names.setdefault((_role(name), because), []).append(name)
+    return tuple((f"{role} ({len(of)})" if len(of) > 1 else of[0], because) for (role, because), of in names.items())
+
+
+def split_fusions(tensors: Iterable[TensorPlan], quantized: Quantized) -> tuple[str, ...]:
+    """Return which layers vLLM will refuse, because it fuses linear layers that are not stored in one way.
+
+    Args:
+        tensors: all targets of a plan.
+        quantized: the plan's.
+
+    Returns:
+        A line for every role of fused layers and the ways they are stored. Source: vLLM, packed_modules_mapping of its models, and
+        should_ignore_layer in quantization/compressed_tensors/utils.py.
+    """
+    ways = {_module(tensor.part.weight): tensor.encoding for tensor in tensors if tensor.part is not None}
+    ways |= {_module(whole.name): "whole" for whole in quantized.whole}
+    counts: Counter[str] = Counter()
+    for block in dict.fromkeys(module.rpartition(".")[0] for module in ways):
+        for fused in _FUSED:
+            found = {name: ways[f"{block}.{name}"] for name in fused if f"{block}.{name}" in ways}
+            if len(set(found.values())) > 1:
+                counts[f"{_role(block)}: {', '.join(f'{name} {way}' for name, way in found.items())}"] += 1
+    return tuple(f"vLLM fuses these and takes them in one encoding only: {line}{f' ({n})' if n > 1 else ''}" for line, n in counts.items())
 
 
 def check_quantizable(family: Family | None) -> Family:
@@ -83,13 +122,15 @@ def plan_parts(planned: Sequence[TensorPlan], rules: Sequence[QuantizeRule], fam
         Targets in the same order; what the release must say of them.
 
     Raises:
-        RequestError: a rule matches no weight.
+        RequestError: a rule matches nothing, or decides nothing.
     """
     _refuse_unmatched(planned, rules)
     modules = {_module(t.name): t for t in planned if _is_matrix(t)}
     skipped = {m: p for m in modules for p in family.ignore if matches_name(p, m)}
-    _refuse_ignored([modules[module].name for module in skipped], [t.name for m, t in modules.items() if m not in skipped], rules, family)
-    chosen = {m: _choose(t, rules) for m, t in modules.items() if m not in skipped and t.name != family.embedding}
+    linear = {m: t for m, t in modules.items() if m not in skipped and t.name != family.embedding}
+    _refuse_ignored([modules[module].name for module in skipped], [t.name for t in linear.values()], rules, family)
+    _refuse_idle([t.name for t in linear.values()], rules)
+    chosen = {m: _choose(t, rules) for m, t in linear.items()}
     parts = tuple(part for tensor in planned for part in _parts(tensor, chosen.get(_module(tensor.name))))
     groups = _groups(chosen)
     kept = [module for module, choice in chosen.items() if choice.encoding is None]
@@ -116,6 +157,27 @@ def _refuse_ignored(ignored: Sequence[str], others: Sequence[str], rules: Sequen
                 where="--quantize",
                 remedy="Take the rule out: serving engines keep the head and routers as they are.",
             )
+
+
+def _refuse_idle(linear: Sequence[str], rules: Sequence[QuantizeRule]) -> None:
+    # A rule that decides nothing is a mistake of order or of name; a last one for everything else is not.
+    taken: set[str] = set()
+    for at, rule in enumerate(rules):
+        meant = {name for name in linear if fnmatchcase(name, rule.pattern)}
+        is_rest = at > 0 and at == len(rules) - 1 and rule.pattern == "*"
+        if meant and meant <= taken and not is_rest:
+            raise RequestError(
+                f"pattern {rule.pattern!r} decides nothing: rules before it take all that it matches",
+                where="--quantize",
+                remedy="The first rule that matches counts: put this one before them, or take it out.",
+            )
+        if rule.encoding and not meant:
+            raise RequestError(
+                f"pattern {rule.pattern!r} matches no weight of a linear layer, and nothing else is quantized",
+                where="--quantize",
+                remedy="Take the rule out, or correct its pattern.",
+            )
+        taken |= meant
 
 
 def _is_matrix(tensor: TensorPlan) -> bool:

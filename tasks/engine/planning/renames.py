@@ -12,6 +12,7 @@ from tasks.engine.tensors.ops import OpCall, Piece, Shape
 from tasks.engine.tensors.region import check_tiling
 from tasks.engine.tensors.rules import Drop
 from validators.expectation import TensorSpec
+from validators.layouts import TELLING_SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,15 @@ def _aliases(heads: Sequence[str], sources: Mapping[str, TensorSpec], drafts: Ma
 
 
 def _unmapped(missing: Sequence[str], phantom: Sequence[str], model: Model) -> UnmappedError:
+    quantized = [name for name in phantom if name.rpartition(".")[2] in TELLING_SUFFIXES]
+    if quantized:
+        return UnmappedError(
+            f"is quantized: it holds {name_some(quantized)}.",
+            where="the source",
+            remedy="Give the unquantized weights it was made from. A gate compares a release with a quantized one by --weights retrained.",
+            missing=missing,
+            phantom=phantom,
+        )
     parts = []
     if phantom:
         parts.append(f"no rule maps {len(phantom)} source tensors: {name_some(phantom)}")

@@ -36,6 +36,12 @@ def test_missing_and_phantom_names_are_reported_together():
         assert word in str(refusal.value)
 
 
+def test_a_quantized_source_is_called_that():
+    shapes = LLAMA_SHAPES | {"model.layers.0.mlp.up_proj.weight_scale": (16, 1)}
+    with pytest.raises(UnmappedError, match=r"is quantized: it holds model\.layers\.0\.mlp\.up_proj\.weight_scale.* unquantized weights"):
+        make_plan(catalog_of(shapes), UNTIED)
+
+
 def test_a_layer_the_config_does_not_have_is_phantom():
     with pytest.raises(UnmappedError, match=r"model\.layers\.1\.input_layernorm\.weight"):
         make_plan(catalog_of(LLAMA_SHAPES | {"model.layers.1.input_layernorm.weight": (8,)}), UNTIED)
