@@ -24,7 +24,7 @@ from validators.gguf_file import ALIGNMENT
 from validators.gguf_model import Forward, forward_of
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from gguf import GGUFWriter, SpecialVocab
 
 HEADER_NAME = "gguf_header.bin"
 FILE_NAME = "model-{kind}.gguf"
@@ -90,13 +90,16 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
     assert choice.dims is not None
     forward = forward_of(config)
     vocabulary = read_vocabulary(assets, choice.dims.size("vocab"))
+    special = None if vocabulary.because or assets is None else _read_special(vocabulary, assets)
+    if isinstance(special, str):
+        vocabulary, special = Vocabulary(because=special), None
     path = folder / HEADER_NAME
     names = _names(whole, arch, choice.dims.num_layers, paired, choice.dims.size("head_dim"))
 
     def make_header(targets: tuple[TensorPlan, ...]) -> GgufHeader:
         writer = _start(arch, Path(whole.source.root).name, forward)
         writer.add_file_type(_file_type(targets))
-        _add_tokenizer(writer, vocabulary, assets)
+        _add_tokenizer(writer, vocabulary, special)
         for target in targets:
             _add_tensor(writer, target)
         return _write_header(writer, path)
@@ -161,17 +164,28 @@ def _file_type(targets: Sequence[TensorPlan]) -> int:
     return int(gguf.LlamaFileType[f"MOSTLY_{max(sorted(nbytes), key=lambda kind: nbytes[kind])}"])
 
 
-def _add_tokenizer(writer: "GGUFWriter", vocabulary: Vocabulary, assets: Path | None) -> None:
+def _read_special(vocabulary: Vocabulary, assets: Path) -> "SpecialVocab | str":
+    # Merges, special ids and chat template; or why GGUF cannot say what the tokenizer puts around a text.
     import gguf
 
-    writer.add_tokenizer_model(NONE if vocabulary.because else BPE)
-    if vocabulary.because or assets is None:
+    logging.getLogger("gguf.vocab").setLevel(logging.ERROR)
+    special = gguf.SpecialVocab(assets, load_merges=True, n_vocab=len(vocabulary.tokens))
+    for role, ids in (("bos", vocabulary.before), ("eos", vocabulary.after)):
+        known = special.special_token_ids.get(role)
+        if ids not in ((), (known,)):
+            return f"it puts the ids {list(ids)} around a text, GGUF can say {role} alone, which is {known}"
+        special.add_special_token[role] = bool(ids)  # said either way: engines have defaults by the name of the cut
+    return special
+
+
+def _add_tokenizer(writer: "GGUFWriter", vocabulary: Vocabulary, special: "SpecialVocab | None") -> None:
+    writer.add_tokenizer_model(BPE if special else NONE)
+    if special is None:
         return
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types(list(vocabulary.types))
-    logging.getLogger("gguf.vocab").setLevel(logging.ERROR)
-    gguf.SpecialVocab(assets, load_merges=True, n_vocab=len(vocabulary.tokens)).add_to_gguf(writer, quiet=True)
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _add_tensor(writer: "GGUFWriter", target: TensorPlan) -> None:
