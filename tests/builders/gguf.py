@@ -113,6 +113,25 @@ def content_of(folder: Path, kind: str) -> Content:
     return made
 
 
+def add_tokenizer(content: Content) -> None:
+    """Put the tokenizer of `build_bpe` into what is written, as llama.cpp's converter does, and that nothing stands around a text."""
+    said = json.loads(build_bpe().backend_tokenizer.to_str())
+    special = {row["id"]: row["content"] for row in said["added_tokens"]}
+    texts = {number: text for text, number in said["model"]["vocab"].items()} | special
+    whole, array, truth = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.BOOL
+    types = [3 if number in special else 1 if number in texts else 5 for number in range(_COMMON["vocab_size"])]
+    content.keys |= {
+        "tokenizer.ggml.model": ("gpt2", gguf.GGUFValueType.STRING),
+        "tokenizer.ggml.pre": ("llama-bpe", gguf.GGUFValueType.STRING),
+        "tokenizer.ggml.tokens": ([texts.get(number, f"[PAD{number}]") for number in range(_COMMON["vocab_size"])], array),
+        "tokenizer.ggml.token_type": (types, array),
+        "tokenizer.ggml.merges": ([" ".join(pair) for pair in said["model"]["merges"]], array),
+        "tokenizer.ggml.bos_token_id": (1, whole),
+        "tokenizer.ggml.eos_token_id": (2, whole),
+        "tokenizer.ggml.add_bos_token": (False, truth),
+    }
+
+
 def gguf_name(name: str) -> str:
     """What GGUF calls a published tensor."""
     if name in _OUTSIDE:
