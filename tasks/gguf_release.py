@@ -22,6 +22,7 @@ from tasks.engine.planning.plan import ExportPlan, TensorPlan
 from tasks.gguf_tokenizer import BPE, NONE, Vocabulary, read_vocabulary
 from validators.gguf_file import ALIGNMENT
 from validators.gguf_model import Forward, forward_of
+from validators.gguf_names import ROPE_FACTORS
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter, SpecialVocab
@@ -85,6 +86,8 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
             name, or the package is absent.
     """
     refuse_absent("--gguf")
+    import gguf
+
     arch, paired = _architecture(choice)
     assert choice.family is not None
     assert choice.dims is not None
@@ -100,9 +103,12 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
         writer = _start(arch, Path(whole.source.root).name, forward)
         writer.add_file_type(_file_type(targets))
         _add_tokenizer(writer, vocabulary, special)
+        factors = np.array(forward.rope_factors, np.float32)
+        if factors.size:
+            writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes, gguf.GGMLQuantizationType.F32)
         for target in targets:
             _add_tensor(writer, target)
-        return _write_header(writer, path)
+        return _write_header(writer, path, factors.tobytes())
 
     plan = plan_gguf(whole, kind, names, FILE_NAME.format(kind=kind), make_header)
     left_out = (Omission("tokenizer in the GGUF file", vocabulary.because, "format"),) if vocabulary.because else ()
@@ -195,12 +201,14 @@ def _add_tensor(writer: "GGUFWriter", target: TensorPlan) -> None:
     writer.add_tensor_info(target.name, shape, np.dtype(np.float32), target.spec.nbytes, gguf.GGMLQuantizationType[kind])
 
 
-def _write_header(writer: "GGUFWriter", path: Path) -> GgufHeader:
+def _write_header(writer: "GGUFWriter", path: Path, first: bytes) -> GgufHeader:
+    # What is computed from the config is no source's: it is the first tensor, and its bytes are written with the header.
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
     made = path.read_bytes()
+    made += bytes(-len(made) % ALIGNMENT) + first
     made += bytes(-len(made) % ALIGNMENT)
     path.write_bytes(made)
     return GgufHeader(len(made), hashlib.sha256(made).hexdigest())

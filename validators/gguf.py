@@ -13,11 +13,11 @@ from types import MappingProxyType
 from reports.codes import finding
 from reports.errors import RequestError, name_some
 from reports.model import Finding, Measure
-from validators.check import Check, Outcome
+from validators.check import Check, Outcome, attempt
 from validators.expectation import Evidence
 from validators.gguf_file import GgufFile, GgufTensor, main_type
-from validators.gguf_model import forward_of
-from validators.gguf_names import ARCHITECTURES, HEAD, gguf_name
+from validators.gguf_model import Forward, forward_of
+from validators.gguf_names import ARCHITECTURES, HEAD, ROPE_FACTORS, gguf_name
 from validators.gguf_vocabulary import judge_vocabulary
 
 # GGUF's keys behind the architecture's name, and the field of Forward they state; those engines do without when absent are optional.
@@ -53,7 +53,6 @@ _NEUTRAL: Mapping[str, tuple[float | str, ...]] = MappingProxyType(
 _WITHOUT: Mapping[str, float] = MappingProxyType({"rope_theta": 10_000.0})  # what engines take for an absent key
 # general.file_type of files whose matrices are stored so. Source: llama.cpp include/llama.h, enum llama_ftype.
 _FILE_TYPES: Mapping[str, int] = MappingProxyType({"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32})
-_ALLOWED = ("rope_freqs.weight",)  # recomputed from the config where that scales RoPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +149,18 @@ def _judge_names(judged: _Judged) -> Iterator[Finding]:
         return
     alias = {name for _, name in expected.tied} if expected.is_tied else set()
     shapes = {gguf_name(name): shape for name, shape in expected.shapes.items() if name not in alias}
+    forward = attempt(lambda: forward_of(judged.evidence.release.config))
+    is_known = isinstance(forward, Forward)
+    if isinstance(forward, Forward) and forward.rope_factors:
+        shapes[ROPE_FACTORS] = (len(forward.rope_factors),)
+    allowed = {HEAD} if expected.is_tied else set()
+    allowed |= set() if is_known else {ROPE_FACTORS}  # of a config that is said not to be judged
     held: dict[str, GgufTensor] = {}
     for tensor in judged.file.tensors:
         if tensor.name in held:
             yield finding("gguf.twice", judged.where(tensor.name), expected="once", found="more than once")
         held[tensor.name] = tensor
-        if tensor.name not in shapes and tensor.name not in _ALLOWED and not (expected.is_tied and tensor.name == HEAD):
+        if tensor.name not in shapes and tensor.name not in allowed:
             yield finding("gguf.unexpected", judged.where(tensor.name), expected="no such tensor", found=f"{tensor.type} {tensor.shape}")
     for name, shape in shapes.items():
         if name not in held:

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 
 from tests.builders.editing import set_fields
-from tests.builders.gguf import Content, add_tokenizer, permute
+from tests.builders.gguf import ROPE_FACTORS, Content, add_tokenizer, permute
 from tests.builders.releases import build_tokenizer
 
 _FLOAT, _TEXT, _ARRAY = gguf.GGUFValueType.FLOAT32, gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
@@ -103,6 +103,10 @@ def _offset_off(folder: Path) -> None:
     reader.tensors[1].field.parts[-1][0] += 8
 
 
+def _scale_rope(content: Content) -> None:
+    content.tensors[ROPE_FACTORS] = (np.linspace(1, 8, 16, dtype=np.float32), gguf.GGMLQuantizationType.F32)
+
+
 def _store_norm_as_f16(content: Content) -> None:
     name = "output_norm.weight"
     content.tensors[name] = (content.tensors[name][0], gguf.GGMLQuantizationType.F16)
@@ -159,6 +163,9 @@ FAULTS: tuple[GgufFault, ...] = (
     GgufFault("gguf_wrong_rope_base", "gguf.metadata", _set("llama.rope.freq_base", 10000.0, _FLOAT)),
     GgufFault("gguf_wrong_eps", "gguf.metadata", _set("llama.attention.layer_norm_rms_epsilon", 1e-6, _FLOAT)),
     GgufFault("gguf_scaled_rope", "gguf.metadata", _set("llama.rope.scaling.type", "linear", _TEXT), against=False),
+    GgufFault("gguf_rope_factors_lost", "gguf.missing", _drop(ROPE_FACTORS), base="scaled", against=False),
+    GgufFault("gguf_rope_factors_inverted", "gguf_values.differing", _edit(ROPE_FACTORS, lambda factors: 1 / factors), base="scaled"),
+    GgufFault("gguf_rope_factors_of_an_unscaled_config", "gguf.unexpected", _scale_rope, against=False),
     GgufFault("gguf_without_rope_base", "gguf.metadata-missing", _drop_key("llama.rope.freq_base")),
     GgufFault("gguf_without_head_size", "gguf.metadata-missing", _drop_key("llama.attention.key_length"), base="wide", against=False),
     GgufFault("gguf_tensor_lost", "gguf.missing", _drop("blk.1.ffn_down.weight")),
