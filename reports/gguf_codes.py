@@ -6,6 +6,7 @@ from types import MappingProxyType
 from reports.code import Code
 
 _AGAIN = "Export again; if it comes back, report it with the run folder."
+_TOKENIZER = "Write both from the same tokenizer."
 _METADATA = "Write the file again from the config the model was trained with."
 
 GGUF_CODES: Mapping[str, Code] = MappingProxyType(
@@ -23,8 +24,16 @@ GGUF_CODES: Mapping[str, Code] = MappingProxyType(
             "the file type is neither the one that most bytes have nor the coarsest", "Set general.file_type to what is stored.", "warning"
         ),
         "gguf.layout": Code("a tensor is off its alignment, overlaps another, or the file ends before it", _AGAIN),
-        "gguf.tokenizer": Code(
-            "the file's tokenizer is not the one beside it: text becomes other ids", "Write both from the same tokenizer."
+        "gguf.tokenizer": Code("the file's tokenizer is not the one beside it: text becomes other ids", _TOKENIZER),
+        "gguf.merges": Code("the file's merges are not those of the tokenizer beside it: text becomes other ids", _TOKENIZER),
+        "gguf.token-type": Code(
+            "tokens have the wrong type: special ones are not found in text, or ordinary ones are not shown", _TOKENIZER
+        ),
+        "gguf.cut": Code("the file names another way to cut text than the tokenizer beside it has: text becomes other ids", _TOKENIZER),
+        "gguf.special-id": Code("the file begins or ends a text with an id that neither tokenizer nor config names", _TOKENIZER),
+        "gguf.around": Code("engines put a token around every text that transformers does not put there, or leave one out", _TOKENIZER),
+        "gguf.chat-template": Code(
+            "the file's chat template is not the one beside it", "Write the one that is meant in both places.", "warning"
         ),
         "gguf.no-tokenizer": Code(
             "the file holds no tokenizer: engines cannot encode text by themselves", "Hand ids to the engine, or add one.", "warning"

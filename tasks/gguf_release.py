@@ -21,9 +21,10 @@ from tasks.engine.planning.plan import ExportPlan, TensorPlan
 from tasks.gguf_tokenizer import BPE, NONE, Vocabulary, read_vocabulary
 from validators.gguf_file import ALIGNMENT, FINEST_FIRST
 from validators.gguf_model import Forward, forward_of
+from validators.gguf_names import ROPE_FACTORS
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from gguf import GGUFWriter, SpecialVocab
 
 HEADER_NAME = "gguf_header.bin"
 FILE_NAME = "model-{kind}.gguf"
@@ -84,21 +85,29 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
             name, or the package is absent.
     """
     refuse_absent("--gguf")
+    import gguf
+
     arch, paired = _architecture(choice)
     assert choice.family is not None
     assert choice.dims is not None
     forward = forward_of(config)
     vocabulary = read_vocabulary(assets, choice.dims.size("vocab"))
+    special = None if vocabulary.because or assets is None else _read_special(vocabulary, assets)
+    if isinstance(special, str):
+        vocabulary, special = Vocabulary(because=special), None
     path = folder / HEADER_NAME
     names = _names(whole, arch, choice.dims.num_layers, paired, choice.dims.size("head_dim"))
 
     def make_header(targets: tuple[TensorPlan, ...]) -> GgufHeader:
         writer = _start(arch, Path(whole.source.root).name, forward)
         writer.add_file_type(_file_type(targets))
-        _add_tokenizer(writer, vocabulary, assets)
+        _add_tokenizer(writer, vocabulary, special)
+        factors = np.array(forward.rope_factors, np.float32)
+        if factors.size:
+            writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes, gguf.GGMLQuantizationType.F32)
         for target in targets:
             _add_tensor(writer, target)
-        return _write_header(writer, path)
+        return _write_header(writer, path, factors.tobytes())
 
     plan = plan_gguf(whole, kind, names, FILE_NAME.format(kind=kind), make_header)
     left_out = (Omission("tokenizer in the GGUF file", vocabulary.because, "format"),) if vocabulary.because else ()
@@ -157,17 +166,28 @@ def _file_type(targets: Sequence[TensorPlan]) -> int:
     return int(gguf.LlamaFileType[f"MOSTLY_{max(kinds, key=FINEST_FIRST.index)}"])
 
 
-def _add_tokenizer(writer: "GGUFWriter", vocabulary: Vocabulary, assets: Path | None) -> None:
+def _read_special(vocabulary: Vocabulary, assets: Path) -> "SpecialVocab | str":
+    # Merges, special ids and chat template; or why GGUF cannot say what the tokenizer puts around a text.
     import gguf
 
-    writer.add_tokenizer_model(NONE if vocabulary.because else BPE)
-    if vocabulary.because or assets is None:
+    logging.getLogger("gguf.vocab").setLevel(logging.ERROR)
+    special = gguf.SpecialVocab(assets, load_merges=True, n_vocab=len(vocabulary.tokens))
+    for role, ids in (("bos", vocabulary.before), ("eos", vocabulary.after)):
+        known = special.special_token_ids.get(role)
+        if ids not in ((), (known,)):
+            return f"it puts the ids {list(ids)} around a text, GGUF can say {role} alone, which is {known}"
+        special.add_special_token[role] = bool(ids)  # said either way: engines have defaults by the name of the cut
+    return special
+
+
+def _add_tokenizer(writer: "GGUFWriter", vocabulary: Vocabulary, special: "SpecialVocab | None") -> None:
+    writer.add_tokenizer_model(BPE if special else NONE)
+    if special is None:
         return
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types(list(vocabulary.types))
-    logging.getLogger("gguf.vocab").setLevel(logging.ERROR)
-    gguf.SpecialVocab(assets, load_merges=True, n_vocab=len(vocabulary.tokens)).add_to_gguf(writer, quiet=True)
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _add_tensor(writer: "GGUFWriter", target: TensorPlan) -> None:
@@ -177,12 +197,14 @@ def _add_tensor(writer: "GGUFWriter", target: TensorPlan) -> None:
     writer.add_tensor_info(target.name, shape, np.dtype(np.float32), target.spec.nbytes, gguf.GGMLQuantizationType[kind])
 
 
-def _write_header(writer: "GGUFWriter", path: Path) -> GgufHeader:
+def _write_header(writer: "GGUFWriter", path: Path, first: bytes) -> GgufHeader:
+    # What is computed from the config is no source's: it is the first tensor, and its bytes are written with the header.
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
     made = path.read_bytes()
+    made += bytes(-len(made) % ALIGNMENT) + first
     made += bytes(-len(made) % ALIGNMENT)
     path.write_bytes(made)
     return GgufHeader(len(made), hashlib.sha256(made).hexdigest())

@@ -26,7 +26,7 @@ from tasks.witnesses.boxes import read_bytes
 from tasks.witnesses.second_path import SecondPath, Target
 from validators.gguf_file import BY_NAME, GgufFile, GgufTensor
 from validators.gguf_model import Config, forward_of
-from validators.gguf_names import ARCHITECTURES, published_name, rotated_part
+from validators.gguf_names import ARCHITECTURES, ROPE_FACTORS, published_name, rotated_part
 from validators.release import open_release
 from validators.tables import GgufTable, TensorTable, format_shape
 
@@ -34,16 +34,18 @@ Bytes = npt.NDArray[np.uint8]
 _BAND_NUMEL = 1 << 20
 _FLOATS: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_FACTOR_ERROR = 1e-5
 _ROUNDING = 1 / 12  # mean square of what rounding to whole steps leaves, in steps
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a file's tensors are held against: the second path, and the model's type and rows per head."""
+    """What a file's tensors are held against: the second path, the model's type and rows per head, and what scales RoPE."""
 
     witness: SecondPath
     model_type: str
     head_dim: int
+    rope_factors: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +110,8 @@ def _origin_of(config: Config, witness: SecondPath) -> Origin:
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
         raise RequestError(f"model type {kind} is not judged as GGUF; {', '.join(ARCHITECTURES)} are", where="config.json")
-    return Origin(witness, kind, forward_of(config).head_dim)
+    forward = forward_of(config)
+    return Origin(witness, kind, forward.head_dim, forward.rope_factors)
 
 
 def measure_gguf(folder: Path, file: GgufFile, origin: Origin | None, workers: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -144,7 +147,9 @@ def _measure(path: Path, tensor: GgufTensor, origin: Origin | None) -> tuple[dic
     row_nbytes = prod(tensor.shape[1:]) // kind.block * kind.nbytes if len(tensor.shape) > 1 else kind.nbytes
     is_rotated = origin is not None and bool(rotated_part(tensor.name)) and ARCHITECTURES[origin.model_type].has_pairs
     unit = origin.head_dim if origin and is_rotated else 1
-    is_comparable = target is not None and target.shape == tensor.shape and (not tensor.shape or tensor.shape[0] % unit == 0)
+    factors = origin.rope_factors if origin and tensor.name == ROPE_FACTORS else ()
+    wanted = (len(factors),) if factors else target.shape if target else None
+    is_comparable = wanted == tensor.shape and (not tensor.shape or tensor.shape[0] % unit == 0)
     with path.open("rb", buffering=0) as stream:
         for first, stop in _bands(tensor, unit):
             found = read_bytes(stream.fileno(), path, tensor.start + first * row_nbytes, (stop - first) * row_nbytes)
@@ -152,7 +157,8 @@ def _measure(path: Path, tensor: GgufTensor, origin: Origin | None) -> tuple[dic
             compared.tally.add(values)
             compared.found_crc32 = crc32(found.numpy().data, compared.found_crc32)
             if origin is not None and is_comparable:
-                _compare(compared, found, values, _read_source(origin.witness, published, first, stop), tensor, unit)
+                source = _nearly(factors, values) if factors else _read_source(origin.witness, published, first, stop)
+                _compare(compared, found, values, source, tensor, unit)
     return _statistics(path, tensor, compared), _row(tensor, compared, published, is_comparable=is_comparable)
 
 
@@ -196,6 +202,12 @@ def _read_source(witness: SecondPath, published: str, first: int, stop: int) -> 
         band[tuple(slice(o, o + n) for o, n in zip(offset, piece.box.shape, strict=True))] = piece.values
     assert band is not None
     return band
+
+
+def _nearly(factors: tuple[float, ...], values: torch.Tensor) -> torch.Tensor:
+    # Writers compute them in fp32, each in its own order of operations.
+    exact = torch.tensor(factors, dtype=torch.float32)
+    return torch.where(torch.isclose(values, exact, rtol=_FACTOR_ERROR, atol=0), values, exact)
 
 
 def _compare(compared: _Compared, found: torch.Tensor, values: torch.Tensor, source: torch.Tensor, tensor: GgufTensor, unit: int) -> None:

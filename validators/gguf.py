@@ -4,22 +4,21 @@ Judged from the header, without a tensor byte. A model type without a row in val
 validators.gguf_file, are said not to be judged. Constants are compared in fp32, as the file stores them.
 """
 
-import json
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from reports.codes import finding
 from reports.errors import RequestError, name_some
 from reports.model import Finding, Measure
-from validators.check import Check, Outcome
+from validators.check import Check, Outcome, attempt
 from validators.expectation import Evidence
 from validators.gguf_file import GgufFile, GgufTensor, coarsest_type, main_type
-from validators.gguf_model import forward_of
-from validators.gguf_names import ARCHITECTURES, HEAD, gguf_name
+from validators.gguf_model import Forward, forward_of
+from validators.gguf_names import ARCHITECTURES, HEAD, ROPE_FACTORS, gguf_name
+from validators.gguf_vocabulary import judge_vocabulary
 
 # GGUF's keys behind the architecture's name, and the field of Forward they state; those engines do without when absent are optional.
 _KEYS: Mapping[str, tuple[str, bool]] = MappingProxyType(
@@ -38,12 +37,22 @@ _KEYS: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "vocab_size": ("vocab", False),
     }
 )
+# Keys that engines obey and no config here asks for, and values that change nothing. Source: llama.cpp src/llama-model.cpp, load_hparams.
+_NEUTRAL: Mapping[str, tuple[float | str, ...]] = MappingProxyType(
+    {
+        "attention.causal": (True,),
+        "attention.sliding_window": (0,),
+        "expert_count": (0,),
+        "expert_used_count": (0,),
+        "rope.scale_linear": (0, 1),
+        "rope.scaling.type": ("none",),
+        "rope.scaling.factor": (0, 1),
+        "rope.scaling.attn_factor": (1,),
+    }
+)
 _WITHOUT: Mapping[str, float] = MappingProxyType({"rope_theta": 10_000.0})  # what engines take for an absent key
 # general.file_type of files whose matrices are stored so. Source: llama.cpp include/llama.h, enum llama_ftype.
 _FILE_TYPES: Mapping[str, int] = MappingProxyType({"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32})
-_ALLOWED = ("rope_freqs.weight",)  # recomputed from the config where that scales RoPE
-_NO_TOKENIZER = ("none", "no_vocab")
-_BPE = "gpt2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ def _judge(judged: _Judged) -> Iterator[Finding]:
     if part:
         yield finding("gguf.not-judged", judged.file.name, expected="a whole model in one file", found=part)
         return
-    yield from _judge_tokenizer(judged)
+    yield from judge_vocabulary(judged.file, judged.evidence.release)
     config = judged.evidence.release.config
     architecture = ARCHITECTURES.get(str(config.get("model_type")))
     if architecture is None:
@@ -122,9 +131,12 @@ def _judge_metadata(judged: _Judged, architecture: str) -> Iterator[Finding]:
                 yield finding("gguf.metadata-missing", judged.where(name), expected=str(wanted), found="absent")
         elif isinstance(said, (tuple, str)) or _as_stored(said) != _as_stored(wanted):
             yield finding("gguf.metadata", judged.where(name), expected=str(wanted), found=str(said)[:80])
-    scaled = [name for name in judged.file.metadata if name.startswith(f"{architecture}.rope.scal")]
-    if scaled:
-        yield finding("gguf.metadata", judged.where(scaled[0]), expected="no scaled RoPE, as the config", found=name_some(scaled))
+    for key, neutral in _NEUTRAL.items():
+        name = f"{architecture}.{key}"
+        said = judged.file.metadata.get(name)
+        if said is not None and said not in neutral:
+            expected = f"absent, or {' or '.join(map(str, neutral))}: the config asks for nothing else"
+            yield finding("gguf.metadata", judged.where(name), expected=expected, found=str(said)[:80])
 
 
 def _as_stored(number: float) -> float:
@@ -137,12 +149,18 @@ def _judge_names(judged: _Judged) -> Iterator[Finding]:
         return
     alias = {name for _, name in expected.tied} if expected.is_tied else set()
     shapes = {gguf_name(name): shape for name, shape in expected.shapes.items() if name not in alias}
+    forward = attempt(lambda: forward_of(judged.evidence.release.config))
+    is_known = isinstance(forward, Forward)
+    if isinstance(forward, Forward) and forward.rope_factors:
+        shapes[ROPE_FACTORS] = (len(forward.rope_factors),)
+    allowed = {HEAD} if expected.is_tied else set()
+    allowed |= set() if is_known else {ROPE_FACTORS}  # of a config that is said not to be judged
     held: dict[str, GgufTensor] = {}
     for tensor in judged.file.tensors:
         if tensor.name in held:
             yield finding("gguf.twice", judged.where(tensor.name), expected="once", found="more than once")
         held[tensor.name] = tensor
-        if tensor.name not in shapes and tensor.name not in _ALLOWED and not (expected.is_tied and tensor.name == HEAD):
+        if tensor.name not in shapes and tensor.name not in allowed:
             yield finding("gguf.unexpected", judged.where(tensor.name), expected="no such tensor", found=f"{tensor.type} {tensor.shape}")
     for name, shape in shapes.items():
         if name not in held:
@@ -182,35 +200,6 @@ def _judge_types(judged: _Judged) -> Iterator[Finding]:
         if coarsest != main:
             wanted += f" or {_FILE_TYPES[coarsest]} (the coarsest are {coarsest})"
         yield finding("gguf.file-type", judged.where("general.file_type"), expected=wanted, found=str(said))
-
-
-def _judge_tokenizer(judged: _Judged) -> Iterator[Finding]:
-    metadata, folder = judged.file.metadata, judged.evidence.release.assets
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind is None or kind in _NO_TOKENIZER:
-        yield finding("gguf.no-tokenizer", judged.where("tokenizer.ggml.model"), expected="a tokenizer", found=str(kind or "absent"))
-        return
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    beside = _read_tokens(folder / "tokenizer.json") if folder is not None and kind == _BPE else {}
-    if not isinstance(tokens, tuple) or not beside:
-        return
-    wrong = [number for number, text in beside.items() if number >= len(tokens) or tokens[number] != text]
-    if wrong:
-        at = min(wrong)
-        found = f"{len(wrong)} tokens differ, first id {at}: {str(tokens[at])[:40]!r}" if at < len(tokens) else f"{len(tokens)} tokens"
-        where = judged.where("tokenizer.ggml.tokens")
-        yield finding("gguf.tokenizer", where, expected=f"tokenizer.json's, id {at}: {beside[at][:40]!r}", found=found)
-
-
-def _read_tokens(path: Path) -> Mapping[int, str]:
-    # By id; none where the file does not have the form, which the tokenizer check reports.
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        tokens = {int(number): str(text) for text, number in said["model"]["vocab"].items()}
-        added = [row for row in said.get("added_tokens") or [] if row.get("special")]  # of others, converters normalize the text
-        return tokens | {int(row["id"]): str(row["content"]) for row in added}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
 
 
 CHECK = Check("gguf", ("gguf",), examine)

@@ -3,6 +3,7 @@
 Sources: ggml docs/gguf.md; llama.cpp src/llama-model.cpp (what an architecture reads); transformers 5.24 (what absent fields mean).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from reports.errors import RequestError
 Config = Mapping[str, object]
 _THETA, _EPS = 10_000.0, 1e-6
 _WINDOWS: Mapping[str, int] = {"mistral": 4096}  # which a config of that type means when it says nothing
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _REMEDY = "Export without --gguf, as safetensors."
 
 
@@ -28,6 +30,7 @@ class Forward:
     positions: int
     eps: float
     rope_theta: float
+    rope_factors: tuple[float, ...] = ()  # by which each frequency is divided; none where all stay
 
 
 def forward_of(config: Config) -> Forward:
@@ -40,24 +43,26 @@ def forward_of(config: Config) -> Forward:
         Its sizes and constants.
 
     Raises:
-        RequestError: a size is missing, or the config asks for what GGUF readers do not compute (scaled RoPE, windows, biases, another
-            activation).
+        RequestError: a size is missing, or the config asks for what GGUF readers do not compute (RoPE scaled in other ways than Llama 3's,
+            windows, biases, another activation).
     """
     because = next((said for said in (rule(config) for rule in _REFUSED) if said), "")
     if because:
         raise RequestError(because, where="--gguf: config.json", remedy=_REMEDY)
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    head_dim = _size(config, "head_dim", 128 if config.get("model_type") == "qwen3" and "head_dim" not in config else hidden // heads)
     return Forward(
         hidden,
         _size(config, "num_hidden_layers"),
         _size(config, "intermediate_size"),
         heads,
         _size(config, "num_key_value_heads", heads if config.get("model_type") == "llama" else 0),
-        _size(config, "head_dim", 128 if config.get("model_type") == "qwen3" and "head_dim" not in config else hidden // heads),
+        head_dim,
         _size(config, "vocab_size"),
         _size(config, "max_position_embeddings"),
         _number(config.get("rms_norm_eps"), _EPS),
         rope_theta_of(config),
+        _factors(config, head_dim),
     )
 
 
@@ -91,9 +96,34 @@ def _number(value: object, default: float) -> float:
     return float(value) if isinstance(value, (int, float)) else default
 
 
+def _rope_kind(config: Config) -> str:
+    return str(_rope(config).get("rope_type", _rope(config).get("type", "default")))
+
+
+def _factors(config: Config, head_dim: int) -> tuple[float, ...]:
+    # Low frequencies are divided by the factor, high ones stay, those between go over smoothly. Source: Llama 3.1's own reference code.
+    if _rope_kind(config) == "default":
+        return ()
+    factor, low, high, trained = (_number(_rope(config).get(key), 0) for key in _LLAMA3)
+    theta = rope_theta_of(config)
+
+    def factor_of(pair: int) -> float:
+        turns = trained / (2 * math.pi * theta ** (2 * pair / head_dim))  # within the positions of the first training
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        return float(1 / ((1 - share) / factor + share))
+
+    return tuple(factor_of(pair) for pair in range(head_dim // 2))
+
+
 def _scaled_rope(config: Config) -> str:
-    kind = _rope(config).get("rope_type", _rope(config).get("type", "default"))
-    return "" if kind == "default" else f"RoPE is scaled ({kind}), which is not written as GGUF"
+    kind, said = _rope_kind(config), _rope(config)
+    if kind == "default":
+        return ""
+    if kind != "llama3" or config.get("model_type") != "llama":
+        return f"RoPE is scaled ({kind}), which is not written as GGUF"
+    factor, low, high, trained = (_number(said.get(key), 0) for key in _LLAMA3)
+    is_whole = factor > 0 and 0 < low < high and trained > 0
+    return "" if is_whole else f"RoPE is scaled (llama3) by {', '.join(f'{key} {said.get(key)}' for key in _LLAMA3)}"
 
 
 def _partial_rope(config: Config) -> str:

@@ -26,6 +26,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(  # by config.json'
     }
 )
 HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"  # by which frequencies are divided, where the config scales RoPE as Llama 3 does
 _OUTSIDE: Mapping[str, str] = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _IN_LAYER: Mapping[str, str] = {
     "input_layernorm": "attn_norm",

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Protocol, cast
 
 Message = Mapping[str, str]
+_PROBE = "a text"
 
 
 class _Library(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
     def apply_chat_template(self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> str: ...
 
@@ -50,6 +51,21 @@ class LoadedTokenizer:
             Its ids.
         """
         return self._library.encode(text)
+
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the ids that are put around every text.
+
+        Returns:
+            Those before it, and those after it.
+
+        Raises:
+            ValueError: the text's own ids are not among those with special tokens.
+        """
+        bare, whole = (self._library.encode(_PROBE, add_special_tokens=adds) for adds in (False, True))
+        starts = [at for at in range(len(whole) - len(bare) + 1) if bare and whole[at : at + len(bare)] == bare]
+        if not starts:
+            raise ValueError("its ids of a text change when special tokens are added")
+        return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(bare) :])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return what a user sees of ids: their text without special tokens.

@@ -47,7 +47,7 @@ def judge_token_files(folder: Path) -> Iterator[Judgement]:
     settings = parse_object(folder / "tokenizer_config.json")
     yield from _judge_specials(settings, parse_object(folder / "special_tokens_map.json"))
     yield from _judge_ids(folder, settings)
-    templates = dict(_templates(folder))
+    templates = dict(templates_of(folder))
     if len(templates) > 1:
         found = ", ".join(f"{name} ({len(template)} characters)" for name, template in templates.items())
         right = len(set(templates.values())) == 1
@@ -124,15 +124,37 @@ def _post_processed(processor: object) -> Iterator[tuple[str, object]]:
             yield str(pair[0]), pair[1]
 
 
-def _templates(folder: Path) -> Iterator[tuple[str, str]]:
-    # Space at the end and the kind of line ends do not count.
+def templates_of(folder: Path) -> Iterator[tuple[str, str]]:
+    """Find the chat templates in a tokenizer's files.
+
+    Args:
+        folder: the tokenizer's.
+
+    Yields:
+        File and template, settled; of several named ones, the default.
+
+    Raises:
+        FormatError: a file is damaged.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        yield path.name, "\n".join(path.read_text(encoding="utf-8").splitlines()).rstrip()
+        yield path.name, settle_template(path.read_text(encoding="utf-8"))
     for name in TEMPLATE_SETTINGS:
         template = parse_object(folder / name).get("chat_template")
         if isinstance(template, list):  # several, by name; the one loaders take is called default
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
             template = named.get("default")
         if isinstance(template, str):
-            yield name, "\n".join(template.splitlines()).rstrip()
+            yield name, settle_template(template)
+
+
+def settle_template(text: str) -> str:
+    """Return a chat template without what does not count: space at the end, and the kind of line ends.
+
+    Args:
+        text: the template.
+
+    Returns:
+        What is compared.
+    """
+    return "\n".join(text.splitlines()).rstrip()

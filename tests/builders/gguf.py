@@ -47,6 +47,16 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# As Llama 3.1 has it: of the 16 frequencies some stay, some are divided, one is between.
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 50000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ROPE_FACTORS = "rope_freqs.weight"
 # name: (config class, fields beyond _COMMON). Rows of `odd` are no whole blocks of 32 for down_proj, of `mostly_f16` only
 # for down_proj they are; `wide` heads are no hidden / heads.
 MODELS: dict[str, tuple[str, dict]] = {
@@ -55,6 +65,7 @@ MODELS: dict[str, tuple[str, dict]] = {
     "odd": ("LlamaConfig", {"tie_word_embeddings": False, "intermediate_size": 250, "vocab_size": 317}),
     "mostly_f16": ("LlamaConfig", {"tie_word_embeddings": True, "hidden_size": 48, "intermediate_size": 64}),
     "wide": ("LlamaConfig", {"tie_word_embeddings": False, "head_dim": 64}),
+    "scaled": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": SCALED}),
     "mistral": ("MistralConfig", {"tie_word_embeddings": False, "sliding_window": None}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {"tie_word_embeddings": False, "head_dim": 128}),
@@ -112,7 +123,40 @@ def content_of(folder: Path, kind: str) -> Content:
             if made.architecture == "llama" and ("attn_q." in ours or "attn_k." in ours):
                 values = permute(values, values.shape[0] // head_dim)
             made.tensors[ours] = (values, _type_for(values, kind))
+    factors = rope_factors(folder)
+    if factors is not None:
+        made.tensors[ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
     return made
+
+
+def rope_factors(folder: Path) -> np.ndarray | None:
+    """What transformers divides each frequency of a folder's model by; None where it scales none."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if config.rope_parameters["rope_type"] == "default":
+        return None
+    scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, "cpu")
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    whole = config.rope_parameters["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
+    return (whole / scaled).numpy()
+
+
+def add_tokenizer(content: Content) -> None:
+    """Put the tokenizer of `build_bpe` into what is written, as llama.cpp's converter does, and that nothing stands around a text."""
+    said = json.loads(build_bpe().backend_tokenizer.to_str())
+    special = {row["id"]: row["content"] for row in said["added_tokens"]}
+    texts = {number: text for text, number in said["model"]["vocab"].items()} | special
+    whole, array, truth = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.BOOL
+    types = [3 if number in special else 1 if number in texts else 5 for number in range(_COMMON["vocab_size"])]
+    content.keys |= {
+        "tokenizer.ggml.model": ("gpt2", gguf.GGUFValueType.STRING),
+        "tokenizer.ggml.pre": ("llama-bpe", gguf.GGUFValueType.STRING),
+        "tokenizer.ggml.tokens": ([texts.get(number, f"[PAD{number}]") for number in range(_COMMON["vocab_size"])], array),
+        "tokenizer.ggml.token_type": (types, array),
+        "tokenizer.ggml.merges": ([" ".join(pair) for pair in said["model"]["merges"]], array),
+        "tokenizer.ggml.bos_token_id": (1, whole),
+        "tokenizer.ggml.eos_token_id": (2, whole),
+        "tokenizer.ggml.add_bos_token": (False, truth),
+    }
 
 
 def gguf_name(name: str) -> str:

@@ -9,7 +9,8 @@ import gguf
 import numpy as np
 
 from tests.builders.editing import set_fields
-from tests.builders.gguf import Content, permute
+from tests.builders.gguf import ROPE_FACTORS, Content, add_tokenizer, permute
+from tests.builders.releases import build_tokenizer
 
 _FLOAT, _TEXT, _ARRAY = gguf.GGUFValueType.FLOAT32, gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
 _Q, _K, _UP, _GATE = (f"blk.0.{role}.weight" for role in ("attn_q", "attn_k", "ffn_up", "ffn_gate"))
@@ -102,6 +103,10 @@ def _offset_off(folder: Path) -> None:
     reader.tensors[1].field.parts[-1][0] += 8
 
 
+def _scale_rope(content: Content) -> None:
+    content.tensors[ROPE_FACTORS] = (np.linspace(1, 8, 16, dtype=np.float32), gguf.GGMLQuantizationType.F32)
+
+
 def _store_norm_as_f16(content: Content) -> None:
     name = "output_norm.weight"
     content.tensors[name] = (content.tensors[name][0], gguf.GGMLQuantizationType.F16)
@@ -123,11 +128,29 @@ def _name_twice(folder: Path) -> None:
     tensor.field.parts[1][:] = np.frombuffer(_UP.encode(), np.uint8)
 
 
-def _tokens(content: Content) -> None:
-    content.keys |= {
-        "tokenizer.ggml.model": ("gpt2", _TEXT),
-        "tokenizer.ggml.tokens": ([f"t{i}" for i in range(320)], _ARRAY),
-    }
+def _told(key: str, make: Callable[[object], object]) -> Callable[[Content], object]:
+    # A sound tokenizer, of which one key is changed; None drops it.
+    def change(content: Content) -> None:
+        add_tokenizer(content)
+        name = f"tokenizer.ggml.{key}"
+        value, kind = content.keys.pop(name)
+        made = make(value)
+        content.keys |= {} if made is None else {name: (made, kind)}
+
+    return change
+
+
+def _exchanged(at: int) -> Callable[[list], list]:
+    return lambda items: [*items[:at], items[at + 1], items[at], *items[at + 2 :]]
+
+
+def _write_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+def _make_words(folder: Path) -> None:
+    # The tokenizer beside the file is one of words.
+    build_tokenizer().save_pretrained(folder)
 
 
 FAULTS: tuple[GgufFault, ...] = (
@@ -140,6 +163,9 @@ FAULTS: tuple[GgufFault, ...] = (
     GgufFault("gguf_wrong_rope_base", "gguf.metadata", _set("llama.rope.freq_base", 10000.0, _FLOAT)),
     GgufFault("gguf_wrong_eps", "gguf.metadata", _set("llama.attention.layer_norm_rms_epsilon", 1e-6, _FLOAT)),
     GgufFault("gguf_scaled_rope", "gguf.metadata", _set("llama.rope.scaling.type", "linear", _TEXT), against=False),
+    GgufFault("gguf_rope_factors_lost", "gguf.missing", _drop(ROPE_FACTORS), base="scaled", against=False),
+    GgufFault("gguf_rope_factors_inverted", "gguf_values.differing", _edit(ROPE_FACTORS, lambda factors: 1 / factors), base="scaled"),
+    GgufFault("gguf_rope_factors_of_an_unscaled_config", "gguf.unexpected", _scale_rope, against=False),
     GgufFault("gguf_without_rope_base", "gguf.metadata-missing", _drop_key("llama.rope.freq_base")),
     GgufFault("gguf_without_head_size", "gguf.metadata-missing", _drop_key("llama.attention.key_length"), base="wide", against=False),
     GgufFault("gguf_tensor_lost", "gguf.missing", _drop("blk.1.ffn_down.weight")),
@@ -158,7 +184,36 @@ FAULTS: tuple[GgufFault, ...] = (
     GgufFault("gguf_cut", "gguf.layout", plant=_cut(4096)),
     GgufFault("gguf_goes_on", "gguf.layout", plant=_append),
     GgufFault("gguf_off_alignment", "gguf.layout", plant=_offset_off, against=False),
-    GgufFault("gguf_other_tokens", "gguf.tokenizer", _tokens, bpe=True, against=False),
+    GgufFault(
+        "gguf_other_tokens",
+        "gguf.tokenizer",
+        _told("tokens", lambda tokens: [f"t{i}" for i in range(len(tokens))]),
+        bpe=True,
+        against=False,
+    ),
+    GgufFault("gguf_tokens_exchanged", "gguf.tokenizer", _told("tokens", _exchanged(20)), bpe=True, against=False),
+    GgufFault("gguf_tokens_cut", "gguf.tokenizer", _told("tokens", lambda tokens: tokens[:280]), bpe=True, against=False),
+    GgufFault("gguf_another_kind_of_tokenizer", "gguf.tokenizer", _told("model", lambda _: "llama"), bpe=True, against=False),
+    GgufFault("gguf_merges_exchanged", "gguf.merges", _told("merges", _exchanged(0)), bpe=True, against=False),
+    GgufFault("gguf_merges_lost", "gguf.merges", _told("merges", lambda _: None), bpe=True, against=False),
+    GgufFault(
+        "gguf_special_tokens_as_ordinary", "gguf.token-type", _told("token_type", lambda types: [1] * len(types)), bpe=True, against=False
+    ),
+    GgufFault(
+        "gguf_ordinary_tokens_as_special", "gguf.token-type", _told("token_type", lambda types: [3] * len(types)), bpe=True, against=False
+    ),
+    GgufFault("gguf_types_of_half_the_tokens", "gguf.token-type", _told("token_type", lambda types: types[:160]), bpe=True, against=False),
+    GgufFault("gguf_cut_by_another_name", "gguf.cut", _told("pre", lambda _: "qwen2"), bpe=True, against=False),
+    GgufFault("gguf_cut_by_no_name", "gguf.cut", _told("pre", lambda _: None), bpe=True, against=False),
+    GgufFault("gguf_stops_at_another_id", "gguf.special-id", _told("eos_token_id", lambda _: 7), bpe=True, against=False),
+    GgufFault("gguf_says_no_id_to_stop_at", "gguf.special-id", _told("eos_token_id", lambda _: None), bpe=True, against=False),
+    GgufFault("gguf_begins_with_another_id", "gguf.special-id", _told("bos_token_id", lambda _: 7), bpe=True, against=False),
+    GgufFault("gguf_begins_unless_told", "gguf.around", _told("add_bos_token", lambda _: None), bpe=True, against=False),
+    GgufFault("gguf_begins_though_the_tokenizer_does_not", "gguf.around", _told("add_bos_token", lambda _: True), bpe=True, against=False),
+    GgufFault("gguf_without_the_chat_template", "gguf.chat-template", add_tokenizer, _write_template, bpe=True, against=False),
+    GgufFault("gguf_merges_beside_words", "gguf.tokenizer", add_tokenizer, _make_words, bpe=True, against=False),
+    GgufFault("gguf_sees_the_future", "gguf.metadata", _set("llama.attention.causal", False, gguf.GGUFValueType.BOOL), against=False),
+    GgufFault("gguf_of_experts", "gguf.metadata", _set("llama.expert_count", 4, gguf.GGUFValueType.UINT32), against=False),
     GgufFault("gguf_without_tokenizer", "gguf.no-tokenizer"),
     GgufFault("gguf_of_types_not_judged", "gguf.not-judged", _store_as_q4_0, against=False),
     GgufFault("gguf_without_config", "gguf.not-judged", plant=lambda f: (f / "config.json").unlink(), against=False),

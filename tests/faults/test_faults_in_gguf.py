@@ -8,11 +8,12 @@ from flows.gate import RejectedError, run_gate
 from flows.requests import GateRequest
 from flows.run import Outcome, PlainRunner
 from reports.gguf_codes import GGUF_CODES
-from tests.builders.gguf import MODELS, build_model, write_release
+from tests.builders.gguf import MODELS, Content, add_tokenizer, build_model, write_release
 from tests.faults.faults_in_gguf import FAULTS
 
-pytest.importorskip("gguf")
+gguf = pytest.importorskip("gguf")
 NO_LOGITS = ["logits=not of interest here"]
+TEXT = gguf.GGUFValueType.STRING
 TOLD = {"gguf.no-tokenizer"}  # the files of the builder hold none
 
 
@@ -59,6 +60,21 @@ def test_sound_files_of_the_package_itself_are_accepted(name, kind, sources, tmp
     values = next(result for result in outcome.report.results if result.check == "gguf_values")
     assert values.measured["differing"] == 0
     assert values.measured["compared"] > 0
+
+
+@pytest.mark.parametrize("kind", ["as the converter writes it", "without the sayable", "with values that change nothing"])
+def test_sound_tokenizers_and_metadata_are_accepted_without_a_word(kind, sources, tmp_path):
+    def change(content: Content) -> None:
+        add_tokenizer(content)
+        if kind == "without the sayable":
+            content.keys.pop("tokenizer.ggml.bos_token_id")  # nothing puts it anywhere
+        elif kind == "with values that change nothing":
+            content.keys |= {"tokenizer.ggml.pre": ("llama3", TEXT), "llama.rope.scaling.type": ("none", TEXT)}
+
+    folder = write_release(sources["dense", True], tmp_path / "release", "Q8_0", change)
+    outcome = _gate(folder, sources["dense", True])
+    assert outcome.verdict.green
+    assert _codes(outcome) == set()
 
 
 @pytest.mark.parametrize("code", sorted(GGUF_CODES))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tasks.gguf_tokenizer import read_vocabulary
 from tests.builders.gguf import LLAMA_CUT, build_bpe
@@ -67,3 +67,44 @@ def test_normalizers_of_the_kind_that_is_named_are_fine(tmp_path):
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     tokenizer.save_pretrained(tmp_path)
     assert read_vocabulary(tmp_path, 320).pre == "qwen2"
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "after"), [("$A", (), ()), ("<s> $A", (1,), ()), ("$A </s>", (), (2,)), ("<s> <s> $A </s>", (1, 1), (2,))]
+)
+def test_what_stands_around_a_text_is_what_transformers_puts_there(template, before, after, tmp_path):
+    tokenizer = build_bpe()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer.save_pretrained(tmp_path)
+    found = read_vocabulary(tmp_path, 320)
+    assert (found.before, found.after) == (before, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "special", "kind"),
+    [
+        ("<tool>", False, 4),
+        ("<tool>", True, 3),
+        ("<|fim|>", False, 3),
+        ("<\uff5cfim\uff5c>", False, 3),
+        ("<unused7>", False, 3),
+        ("<x|>", False, 4),
+    ],
+)
+def test_added_tokens_have_the_type_that_llama_cpps_converter_gives_them(text, special, kind, tmp_path):
+    tokenizer = build_bpe()
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=special)], special_tokens=special)
+    tokenizer.save_pretrained(tmp_path)
+    found = read_vocabulary(tmp_path, 320)
+    at = len(tokenizer) - 1
+    assert (found.tokens[at], found.types[at], found.types[at + 1]) == (text, kind, 5)
+    assert found.types[:4] == (3, 3, 3, 1)
+
+
+def test_tokens_that_only_the_settings_list_are_written_too(tmp_path):
+    folder = _saved(tmp_path)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["added_tokens_decoder"] = {"310": {"content": "<late>", "special": True}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_vocabulary(folder, 320)
+    assert (found.tokens[310], found.types[310], found.tokens[311]) == ("<late>", 3, "[PAD311]")

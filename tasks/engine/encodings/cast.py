@@ -73,7 +73,7 @@ def encode_cast(name: str, rows: Raw, source: str, target: str) -> tuple[Raw, in
                 f"would be infinite in {target} at {overflowed:,} of {values.numel():,} places: the largest value is {biggest:.6g},"
                 f" {target} ends at {end:.6g}",
                 where=name,
-                remedy="Export with --dtype bf16 or --dtype source.",
+                remedy="Export with --dtype bf16 or --dtype source; as GGUF with --gguf bf16.",
             )
     flushed = int(torch.count_nonzero(values)) - int(torch.count_nonzero(cast))
     return to_raw(cast), flushed
