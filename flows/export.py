@@ -98,6 +98,7 @@ def prepare(request: ExportRequest, run: Run) -> Prepared:
         request.max_file,
         quantize=read_rules(request.quantize),
         gguf=request.gguf.upper(),
+        title=request.to.absolute().name,
     )
     planned = run.phase("reshard", lambda: run.runner.call(reshard, loaded.ref, wanted, run.folder))
     judged = run.phase("check plan", lambda: run.runner.call(check_plan, planned, assets, request.skips, run.clock))

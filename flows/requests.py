@@ -93,6 +93,10 @@ def refuse_unfit(value: object) -> object:
     return value
 
 
+def _in_lower_case(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 def _has_reason(values: list[str]) -> list[str]:
     for value in values:
         _split_reason(value)
@@ -192,6 +196,7 @@ class ExportRequest(BaseModel):
 
     _paths = field_validator("source", "to", "assets", "golden", "policy", "runs", "also", mode="before")(refuse_unfit)
     _reasons = field_validator("drop", "skip")(_has_reason)
+    _spelled = field_validator("gguf", mode="before")(_in_lower_case)
 
     @model_validator(mode="after")
     def _says_once_how_values_are_stored(self) -> Self:

@@ -19,6 +19,7 @@ from tasks.engine.planning.choose import Choice
 from tasks.engine.planning.gguf import GgufHeader, GgufNames, gguf_type, plan_gguf
 from tasks.engine.planning.plan import ExportPlan, TensorPlan
 from tasks.gguf_tokenizer import BPE, NONE, Vocabulary, read_vocabulary
+from tasks.handover import ModelRequest
 from validators.gguf_file import ALIGNMENT, FINEST_FIRST
 from validators.gguf_model import Forward, forward_of
 from validators.gguf_names import ROPE_FACTORS
@@ -66,15 +67,14 @@ def refuse_absent(where: str) -> None:
         )
 
 
-def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str, object], assets: Path | None, folder: Path) -> GgufPlanned:
+def plan_file(whole: ExportPlan, request: ModelRequest, choice: Choice, config: Mapping[str, object], folder: Path) -> GgufPlanned:
     """Plan a model's GGUF file and write its header into the run folder.
 
     Args:
         whole: the model under its published names, nothing cast.
-        kind: "F16", "BF16" or "Q8_0".
+        request: how matrices are stored, the folder of the tokenizer, and what the model is called in the file.
         choice: the family and its sizes.
         config: config.json.
-        assets: folder of the tokenizer, or None.
         folder: the run folder.
 
     Returns:
@@ -91,6 +91,7 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
     assert choice.family is not None
     assert choice.dims is not None
     forward = forward_of(config)
+    kind, assets = request.gguf, request.assets
     vocabulary = read_vocabulary(assets, choice.dims.size("vocab"))
     special = None if vocabulary.because or assets is None else _read_special(vocabulary, assets)
     if isinstance(special, str):
@@ -99,7 +100,7 @@ def plan_file(whole: ExportPlan, kind: str, choice: Choice, config: Mapping[str,
     names = _names(whole, arch, choice.dims.num_layers, paired, choice.dims.size("head_dim"))
 
     def make_header(targets: tuple[TensorPlan, ...]) -> GgufHeader:
-        writer = _start(arch, Path(whole.source.root).name, forward)
+        writer = _start(arch, request.title, forward)
         writer.add_file_type(_file_type(targets))
         _add_tokenizer(writer, vocabulary, special)
         factors = np.array(forward.rope_factors, np.float32)

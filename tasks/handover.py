@@ -44,8 +44,8 @@ class Loaded:
 class ModelRequest:
     """How a checkpoint should be released. `dtype` is a safetensors code or "" for the source's; `assets` the config's folder; `keep` are
     released names that a cast leaves alone, beside the family's; `quantize` are (pattern of released names, encoding, why it stays whole);
-    `gguf` is how matrices are stored in a GGUF file, "" where none is asked for; `like` are the names of a release that says whether
-    prediction layers are wanted, None to take what the source has.
+    `gguf` is how matrices are stored in a GGUF file, "" where none is asked for, and `title` the model's name in it; `like` are the names
+    of a release that says whether prediction layers are wanted, None to take what the source has.
     """
 
     assets: Path | None
@@ -57,6 +57,7 @@ class ModelRequest:
     keep: tuple[str, ...] = ()
     quantize: tuple[tuple[str, str, str], ...] = ()
     gguf: str = ""
+    title: str = ""
     like: tuple[str, ...] | None = None
 
 

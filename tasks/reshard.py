@@ -137,7 +137,7 @@ def _as_gguf(
     planned: Planned, whole: ExportPlan, choice: Choice, config: Mapping[str, object], request: ModelRequest, folder: Path
 ) -> Planned:
     # One file under GGUF's names in the place of the ordinary plan's, which the source is compared with.
-    made = plan_file(whole, request.gguf, choice, config, request.assets, folder)
+    made = plan_file(whole, request, choice, config, folder)
     return replace(
         planned,
         path=_store_plan(made.plan, folder / "plan_gguf.json"),

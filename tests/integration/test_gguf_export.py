@@ -112,6 +112,14 @@ def test_bf16_source_in_many_shards_is_accepted_by_the_gate_against_it(tmp_path)
     assert {finding.code for result in outcome.report.results for finding in result.findings} == set()
 
 
+def test_a_type_is_known_however_it_is_spelled_and_the_file_is_called_as_its_folder(sources, tmp_path):
+    request = {"source": sources["dense"], "to": tmp_path / "toy 128M", "gguf": "Q8_0", "runs": tmp_path / "runs", "skip": NO_LOGITS}
+    outcome = run_export(ExportRequest.model_validate(request), PlainRunner(), Silent())
+    assert outcome.verdict.green
+    (path,) = (tmp_path / "toy 128M").glob("*.gguf")
+    assert gguf.GGUFReader(path).fields["general.name"].contents() == "toy 128M"
+
+
 def test_gate_runs_a_file_of_another_writer_against_the_checkpoint_and_recorded_logits(tmp_path):
     folder = write_release(write_case(tmp_path / "source"), tmp_path / "release", "Q8_0")
     golden = CASE / "ref/golden.safetensors"

@@ -11,7 +11,6 @@ from flows.retention import RetainRequest, retain
 from reports.errors import RequestError
 from tests.builders.long_run import make_long_run
 from tests.builders.many_saves import report_on
-from tests.integration.test_retention import shardwright
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +20,8 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_ledger_names_the_gap_and_proposes_pins_on_both_sides_of_spikes_and_switch(base):
-    ended = shardwright("ledger", "run", "--log", "log.jsonl", "--evals", "evals", "--runs", "runs", "--json", cwd=base)
+def test_the_ledger_names_the_gap_and_proposes_pins_on_both_sides_of_spikes_and_switch(command_line, base):
+    ended = command_line.run("ledger", "run", "--log", "log.jsonl", "--evals", "evals", "--runs", "runs", "--json", cwd=base)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     assert {(one["code"], one["where"]) for one in told["findings"]} == {
@@ -59,8 +58,8 @@ def test_retention_keeps_what_the_ledger_proposes(base, tmp_path):
     assert kept == beside | {75, 200, 400, 550, 575, 600}
 
 
-def test_terminal_output_names_rows_findings_and_pins(base):
-    shown = shardwright("ledger", "run", "--log", "log.jsonl", "--evals", "evals", "--runs", "runs", cwd=base).stdout
+def test_terminal_output_names_rows_findings_and_pins(command_line, base):
+    shown = command_line.run("ledger", "run", "--log", "log.jsonl", "--evals", "evals", "--runs", "runs", cwd=base).stdout
     assert "step  tokens" in shown
     assert "warning  steps 521 to 539: [ledger.log-gap]" in shown
     assert "pin      steps 129 and 132: beside the loss spike at steps 130 to 131" in shown
