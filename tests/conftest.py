@@ -11,21 +11,22 @@ from tests.builders import dcp as dcp_builder
 from tests.builders.commanding import CommandLine
 
 # Fixtures that take twenty seconds or more: the tests that share one run in the same worker.
-PREFECT_SERVER = "prefect_server"  # of the session; the others are of their module
+SHARED_BY_SESSION = ("prefect_server", "command_line")
 SHARED_BY_MODULE = frozenset({"served", "home"})
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest what is to be left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of one costly fixture together, and begin with them: a long group at the end would leave the other worker idle."""
+    """Keep tests of one costly fixture together, call them slow, and begin with them: a long group at the end would leave others idle."""
     grouped: set[pytest.Item] = set()
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
-        if PREFECT_SERVER in names:
-            item.add_marker(pytest.mark.xdist_group(PREFECT_SERVER))
-            grouped.add(item)
-        elif names & SHARED_BY_MODULE:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+        group = next((name for name in SHARED_BY_SESSION if name in names), "")
+        if not group and names & SHARED_BY_MODULE:
+            group = item.nodeid.split("::")[0]
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+            item.add_marker(pytest.mark.slow)
             grouped.add(item)
     items.sort(key=lambda item: item not in grouped)
 
