@@ -5,8 +5,10 @@ Written as safetensors under the published names, so that transformers runs them
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -39,11 +41,26 @@ def write_honest_gguf(merged: Path, release: Path, folder: Path) -> Path:
     return folder
 
 
+def quantize_by_package(values: torch.Tensor, kind: str) -> npt.NDArray[Any]:
+    """Return values as the gguf package stores them.
+
+    Args:
+        values: of any float dtype, the last axis a whole number of the type's blocks.
+        kind: GGUF's name of the type.
+
+    Returns:
+        Values of the type, or its blocks as bytes; rows as in `values`.
+    """
+    import gguf
+
+    wide = values.to(torch.float32).contiguous().numpy()
+    with np.errstate(all="ignore"):  # scales of blocks that are nearly zero have no finite inverse
+        return gguf.quants.quantize(wide, gguf.GGMLQuantizationType[kind])
+
+
 def _through(values: torch.Tensor, kind: str) -> torch.Tensor:
     import gguf
 
-    number = gguf.GGMLQuantizationType[kind]
-    wide = values.to(torch.float32).contiguous().numpy()
-    with np.errstate(all="ignore"):  # scales of blocks that are nearly zero have no finite inverse
-        stored = gguf.quants.quantize(wide, number)
-    return torch.from_numpy(gguf.quants.dequantize(stored, number).astype(np.float32).reshape(wide.shape))
+    stored = quantize_by_package(values, kind)
+    widened = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind])
+    return torch.from_numpy(widened.astype(np.float32).reshape(tuple(values.shape)))

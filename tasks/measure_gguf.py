@@ -19,6 +19,7 @@ from isal.isal_zlib import crc32
 
 from reports.errors import RequestError
 from reports.model import Witness
+from tasks.honest_gguf import quantize_by_package
 from tasks.measure import hear
 from tasks.tally import Tally
 from tasks.threads import one_torch_thread
@@ -186,11 +187,7 @@ def _dequantize(found: torch.Tensor, tensor: GgufTensor) -> torch.Tensor:
 def _encode(values: torch.Tensor, tensor: GgufTensor) -> Bytes:
     if tensor.type in _FLOATS:
         return values.to(_FLOATS[tensor.type]).contiguous().view(-1).view(torch.uint8).numpy()
-    import gguf
-
-    wide = values.to(torch.float32).contiguous().numpy()
-    with np.errstate(all="ignore"):  # scales of blocks that are nearly zero have no finite inverse
-        return gguf.quants.quantize(wide, gguf.GGMLQuantizationType[tensor.type]).reshape(-1)
+    return quantize_by_package(values, tensor.type).reshape(-1)
 
 
 def _read_source(witness: SecondPath, published: str, first: int, stop: int) -> torch.Tensor:
