@@ -187,7 +187,8 @@ def _write(run: Run, prepared: Prepared, stage: Stage, workers: int) -> None:
     with one_torch_thread():
         run.runner.map(write_file, calls, workers)
     run.progress.stop()
-    lineage = Lineage(run.run_id, run.started, run.environment, [(o.what, o.because) for o in planned.omissions])
+    omissions = [(o.what, o.because) for o in planned.omissions]
+    lineage = Lineage(run.run_id, run.started, run.environment, omissions, loaded.moment.consumed_tokens)
     run.runner.call(finish_release, loaded.ref, planned, stage, prepared.assets, lineage)
 
 
@@ -236,6 +237,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         changes=planned.changes,
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
         notes=(*loaded.notes, *planned.notes, *run.notes, *notes),
+        moment=loaded.moment,
     )
     if request.policy is not None and measured is not None:  # a plan that is refused never was a release
         report = apply_policy(report, read_policy(request.policy), datetime.now(UTC).date())

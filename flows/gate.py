@@ -27,7 +27,7 @@ from tasks.known import find_known, read_earlier, write_digests
 from tasks.load_shards import load_shards
 from tasks.logits_line import why_not_comparable
 from tasks.prove import prove
-from tasks.reference import is_earlier_release, read_reference, weights_of
+from tasks.reference import is_earlier_release, moment_of_release, read_reference, weights_of
 from tasks.reshard import reshard
 from tasks.sources import close_source
 from validators.check import has_tokenizer
@@ -205,6 +205,7 @@ def _report(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFacts,
         phases=tuple(run.phases),
         omissions=tuple(Omission(f"check {check}", reason, "request") for check, reason in request.skips.items()),
         notes=(*(loaded.notes if loaded else ()), *run.notes),
+        moment=loaded.moment if loaded else moment_of_release(request.release),
     )
 
 

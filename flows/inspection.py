@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 
+from reports.model import Moment
 from reports.spell import format_bytes
 from tasks.drill_history import find_export, find_passed
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.restoring.facts import gather_facts
 from tasks.engine.tensors.catalog import Catalog, SourceTensor
+from tasks.moments import moment_of
 from tasks.saves import list_saves
 from validators.drills.inventory import Component, take_inventory
 from validators.drills.layout import Layout, RankRow, read_layout
@@ -23,9 +25,10 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint holds, its training-state inventory, its ranks, and the readiness checklist answered."""
+    """What a checkpoint holds, its place in the run, its training-state inventory, its ranks, and the readiness checklist answered."""
 
     catalog: Catalog
+    moment: Moment
     inventory: tuple[Component, ...]
     layout: Layout
     answers: tuple[Answer, ...]
@@ -53,7 +56,7 @@ def inspect_checkpoint(source: Path, also: tuple[Path, ...], step: int | None, t
     reader = open_checkpoint(source.absolute(), also=[path.absolute() for path in also], step=step, tag=tag)
     facts = gather_facts(reader)
     answers = answer_readiness(facts, _look_around(Path(facts.root), runs, declared))
-    return Inspection(reader.catalog(), take_inventory(facts), read_layout(facts), answers)
+    return Inspection(reader.catalog(), moment_of(facts.step, facts.values), take_inventory(facts), read_layout(facts), answers)
 
 
 def _look_around(checkpoint: Path, runs: Path, declared: Declared) -> Surroundings:
@@ -78,7 +81,7 @@ def print_inspection(inspection: Inspection, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_json(inspection)))
         return
-    _print_catalog(catalog)
+    _print_catalog(catalog, inspection.moment)
     print("training state")
     for part in inspection.inventory:
         print(f"         {part.name:<22} {part.presence:<9}  {': '.join(filter(None, (part.where, part.detail)))}")
@@ -93,16 +96,16 @@ def _as_json(inspection: Inspection) -> dict[str, object]:
     tensors = {name: _describe_tensor(tensor) for name, tensor in catalog.tensors.items()}
     state = {key: {"kind": "tensor", **_describe_tensor(tensor)} for key, tensor in catalog.state_tensors.items()}
     state |= {item.fqn: {"kind": item.kind, "shape": item.shape, "dtype": item.dtype} for item in catalog.state}
-    head = {"format": catalog.format, "root": catalog.root, "step": catalog.step, "digest": catalog.digest, "notes": catalog.notes}
+    head = {"format": catalog.format, "root": catalog.root, **asdict(inspection.moment), "digest": catalog.digest, "notes": catalog.notes}
     inventory = [asdict(part) for part in inspection.inventory]
     layout, answers = asdict(inspection.layout), [asdict(answer) for answer in inspection.answers]
     return {**head, "tensors": tensors, "state": state, "inventory": inventory, "layout": layout, "readiness": answers}
 
 
-def _print_catalog(catalog: Catalog) -> None:
+def _print_catalog(catalog: Catalog, moment: Moment) -> None:
     known = [t for t in catalog.tensors.values() if t.shape is not None]
     print(f"{catalog.root}")
-    print(f"format   {catalog.format}" + ("" if catalog.step is None else f", step {catalog.step}"))
+    print(f"format   {', '.join(filter(None, (catalog.format, moment.spell())))}")
     dtypes = Counter(t.dtype for t in catalog.tensors.values())
     nbytes = sum(t.nbytes for t in known)
     print(f"model    {len(catalog.tensors)} tensors, {format_bytes(nbytes)}, {', '.join(f'{d} x{n}' for d, n in sorted(dtypes.items()))}")

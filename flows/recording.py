@@ -8,6 +8,7 @@ from time import perf_counter
 
 from flows.run_folder import now, versions
 from reports.errors import CommitError
+from reports.model import Moment
 from reports.spell import spell_bytes, spell_seconds
 from reports.write import replace_text
 from tasks.drill import make_record, read_save
@@ -66,7 +67,7 @@ def print_history(runs: Path, root: Path | None, *, as_json: bool) -> None:
     for past in history:
         mark = "green" if past.green else "red"
         times = f"RTO {_spell(past.rto_seconds)}, RPO {_spell(past.rpo_seconds)}, {spell_bytes(past.nbytes)}"
-        step = "no step" if past.step is None else f"step {past.step}"
+        step = Moment(past.step, past.consumed_tokens).spell() or "no step"
         whose = f"  of {past.root}" if root is None else ""
         print(f"{past.finished}  {past.level}  {step}  {mark:<5}  {times}  {past.run_id}{whose}")
         if not past.green:

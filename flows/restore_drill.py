@@ -17,7 +17,7 @@ from flows.refusals import refuse_paths
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
 from reports.errors import RequestError
-from reports.model import CheckResult, PastRun, Report
+from reports.model import CheckResult, Moment, PastRun, Report
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
@@ -34,7 +34,7 @@ from tasks.restore import (
 from tasks.restoring.trainer import refuse_unfound
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
-from validators.drills.consistency import known_step
+from validators.drills.consistency import count_tokens, known_step
 from validators.drills.drift import list_keys, list_order, spelling_of, versions_of
 from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
@@ -234,6 +234,7 @@ def _report(
         finished=now(),
         phases=tuple(run.phases),
         history=tuple(PastRun(p.run_id, p.finished, p.level, p.step, p.green, p.rto_seconds, p.rpo_seconds, p.nbytes) for p in history),
+        moment=Moment(known_step(sound[0]), count_tokens(sound[0].facts.values)) if sound else Moment(),
     )
 
 
@@ -245,7 +246,7 @@ def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sou
         run.run_id,
         report.finished,
         request.reach,
-        known_step(sound[0]) if sound else None,
+        report.moment.step,
         verdict.green,
         verdict.line,
         numbers.rto_seconds,
@@ -256,6 +257,7 @@ def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sou
         list_keys(facts) if facts else (),
         list_order(facts) if facts else (),
         spelling_of(facts) if facts else "",
+        consumed_tokens=report.moment.consumed_tokens,
     )
 
 

@@ -184,6 +184,26 @@ class PastRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A place in a training run, by which saves, logs and all that is made of them are lined up: the step, and the tokens consumed up to
+    and with it. None: nobody tells.
+    """
+
+    step: int | None = None
+    consumed_tokens: int | None = None
+
+    def spell(self) -> str:
+        """Return it in words.
+
+        Returns:
+            "step 3, 49,152 tokens"; "" when neither is known.
+        """
+        step = "" if self.step is None else f"step {self.step}"
+        tokens = "" if self.consumed_tokens is None else f"{self.consumed_tokens:,} tokens"
+        return ", ".join(filter(None, (step, tokens)))
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Something of a run on its timeline, from step `first` to step `last`. `lane` names its row."""
 
@@ -216,7 +236,7 @@ class Report:
     """Everything one run said.
 
     `kind` is the flow ("export", "gate", "drill"); `subject` the release or checkpoint judged; `action` what a green run has done
-    ("published"). `started` and `finished` are ISO 8601 in UTC.
+    ("published"). `started` and `finished` are ISO 8601 in UTC. `moment` is where in its run the checkpoint was made.
     """
 
     run_id: str
@@ -241,6 +261,7 @@ class Report:
     timeline: tuple[Mark, ...] = ()
     fates: tuple[Fate, ...] = ()
     encoded: tuple[EncodedWeight, ...] = ()
+    moment: Moment = Moment()
     schema: str = SCHEMA
 
     @property

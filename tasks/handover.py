@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
+from reports.model import Change, CheckResult, LogitsComparison, Moment, Omission, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Loaded:
 
     ref: SourceRef
     format: str
-    step: int | None
+    moment: Moment
     roots: tuple[Path, ...]
     table: Path
     num_tensors: int
@@ -36,8 +36,8 @@ class Loaded:
 
     @property
     def label(self) -> str:
-        """Its folder, format and step, as reports name it."""
-        return f"{self.roots[0]} ({self.format}{'' if self.step is None else f', step {self.step}'})"
+        """Its folder, format, step and tokens, as reports name it."""
+        return f"{self.roots[0]} ({', '.join(filter(None, (self.format, self.moment.spell())))})"
 
 
 @dataclass(frozen=True, slots=True)

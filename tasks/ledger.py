@@ -38,7 +38,8 @@ def _gather(root: Path, seen: SeenSave) -> LedgerSave:
     if seen.cause:
         return LedgerSave(seen.name, seen.step, seen.cause)
     try:
-        values = gather_counters(open_checkpoint(root / seen.name))
+        reader = open_checkpoint(root / seen.name)
+        values = gather_counters(reader.catalog(), reader.payload)
     except (FormatError, HostilePickleError) as error:
         return LedgerSave(seen.name, seen.step, str(error))
     data = next((str(value) for key, value in values.items() if key.rpartition(".")[2] in _DATA_VERSION), "")
@@ -59,9 +60,9 @@ def gather_events(runs: Path, root: Path) -> tuple[Event, ...]:
         FormatError: the history of drills is damaged.
     """
     drills = [
-        Event("drill", past.run_id, step, past.green)
+        Event("drill", past.run_id, step, past.green, None if number else past.consumed_tokens)  # those of the newest save, named first
         for past in read_history(runs, root)
-        for step in (step_of(root / name) for name in past.drilled)
+        for number, step in enumerate(step_of(root / name) for name in past.drilled)
         if step is not None
     ]
     return (*_reported(runs, root), *drills)
@@ -76,4 +77,4 @@ def _reported(runs: Path, root: Path) -> Iterator[Event]:
         name = save_of(Path(path_of(report.source)), root) if report.kind in _KINDS else ""
         step = step_of(root / name) if name else None
         if step is not None:
-            yield Event(report.kind, report.run_id, step, report.verdict().green)
+            yield Event(report.kind, report.run_id, step, report.verdict().green, report.moment.consumed_tokens)

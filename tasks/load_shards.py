@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.engine.tensors.catalog import Catalog
 from tasks.handover import Loaded, SourceRef
+from tasks.moments import find_moment
 from tasks.retrying import RETRIES
 from tasks.sources import open_source
 from validators.tables import SourceTable, format_shape, write_table
@@ -26,17 +27,18 @@ def load_shards(ref: SourceRef, folder: Path) -> Loaded:
     """
     known, source = open_source(ref)
     catalog = source.catalog
+    moment, notes = find_moment(catalog, source.payload)
     table = write_table(SourceTable, _source_table(catalog), folder / "source.csv")
     return Loaded(
         known,
         catalog.format,
-        catalog.step,
+        moment,
         (Path(catalog.root), *ref.also),
         table,
         len(catalog.tensors),
         catalog.num_state_items,
         sum(t.nbytes for t in catalog.tensors.values()) or catalog.files_nbytes,
-        catalog.notes,
+        (*catalog.notes, *notes),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from reports.model import Moment
 from tasks.forward import defaults_of
 from tasks.handover import Referred
 from tasks.measure import measure
@@ -66,8 +67,23 @@ def is_earlier_release(release: Path, other: Path) -> bool:
     Returns:
         False where one of them does not say which step it is of.
     """
-    ours, theirs = _step(release), _step(other)
+    ours, theirs = moment_of_release(release).step, moment_of_release(other).step
     return None not in (ours, theirs) and ours != theirs
+
+
+def moment_of_release(release: Path) -> Moment:
+    """Return where in its training run the checkpoint of a release was made, as its manifest says.
+
+    Args:
+        release: a folder.
+
+    Returns:
+        The moment; nothing in it where the manifest does not say, or there is none.
+    """
+    source = read_config(release, MANIFEST_NAME).get("source")
+    told = source if isinstance(source, Mapping) else {}
+    step, tokens = (told.get(name) if type(told.get(name)) is int else None for name in ("step", "consumed_tokens"))
+    return Moment(step, tokens)
 
 
 def weights_of(release: Path) -> Literal["stored", "master"]:
@@ -81,8 +97,3 @@ def weights_of(release: Path) -> Literal["stored", "master"]:
     """
     source = read_config(release, MANIFEST_NAME).get("source")
     return "master" if isinstance(source, Mapping) and source.get("weights") == "master" else "stored"
-
-
-def _step(folder: Path) -> object:
-    source = read_config(folder, MANIFEST_NAME).get("source")
-    return source.get("step") if isinstance(source, Mapping) else None

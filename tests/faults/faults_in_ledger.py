@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.export import run_export
+from flows.requests import ExportRequest
+from flows.run import PlainRunner, Silent
 from tests.builders.long_run import GAP, TOKENS, write_log, write_save
 
 
@@ -59,6 +62,16 @@ def save_under_another_number(base: Path) -> None:
     (base / "run" / "step-100").rename(base / "run" / "step-125")
 
 
+def export_before_it_was_saved_again(base: Path) -> None:
+    """The run went back, and came to the same step with another batch size; what was exported is of the first time."""
+    save = base / "run" / "step-100"
+    shutil.rmtree(save)
+    write_save(save, 100, tokens=50 * TOKENS)
+    run_export(ExportRequest(source=save, to=base / "release", family="none", runs=base / "runs"), PlainRunner(), Silent())
+    shutil.rmtree(save)
+    write_save(save, 100)
+
+
 FAULTS: tuple[LedgerFault, ...] = (
     LedgerFault(
         "log_of_a_stretch_lost", "ledger.log-gap", lambda base: write_log(base / "log.jsonl", skip=GAP), also=("ledger.not-logged",)
@@ -67,6 +80,7 @@ FAULTS: tuple[LedgerFault, ...] = (
     LedgerFault("counter_falls_back_to_zero", "ledger.tokens-fall", edit_log(_forget_tokens_at_300)),
     LedgerFault("counter_in_a_save_missed_a_step", "ledger.tokens-differ", save_with_other_tokens),
     LedgerFault("save_copied_under_another_number", "ledger.step-differs", save_under_another_number, also=("ledger.tokens-differ",)),
+    LedgerFault("export_of_a_save_that_was_made_again", "ledger.tokens-differ", export_before_it_was_saved_again),
     LedgerFault("evaluation_of_other_tokens", "ledger.tokens-differ", edit_result("200.json", tokens=1)),
     LedgerFault("evaluation_of_other_data", "ledger.data-differs", edit_result("400.json", data="web-1")),
     LedgerFault("evaluated_save_gone", "ledger.save-gone", lambda base: shutil.rmtree(base / "run" / "step-200")),

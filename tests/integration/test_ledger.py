@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from flows.retention import RetainRequest, retain
 from reports.errors import RequestError
 from tests.builders.long_run import make_long_run
 from tests.builders.many_saves import report_on
+from tests.faults.faults_in_ledger import edit_result, save_with_other_tokens
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,20 @@ def test_the_ledger_names_the_gap_and_proposes_pins_on_both_sides_of_spikes_and_
     assert (rows[200]["tokens"], rows[200]["log"]["data"], rows[400]["log"]["data"]) == (200_000, "web-1", "web-2")
     assert rows[600]["evaluations"][0]["results"] == {"arc/acc,none": 0.6}
     assert [event["kind"] for event in rows[575]["events"]] == ["drill"]
+
+
+def test_mismatches_are_named_beside_the_gap(base, tmp_path):
+    planted = Path(shutil.copytree(base, tmp_path / "base"))
+    save_with_other_tokens(planted)
+    edit_result("400.json", data="web-1")(planted)
+    made = make_ledger(LedgerRequest(root=planted / "run", log=planted / "log.jsonl", evals=[planted / "evals"], runs=planted / "runs"))
+    assert {(one.code, one.where.replace(f"{planted}/", "")) for result in made.report.results for one in result.findings} == {
+        ("ledger.log-gap", "steps 521 to 539"),
+        ("ledger.not-logged", "step 525"),
+        ("ledger.tokens-differ", "step 100: step-100"),
+        ("ledger.data-differs", "step 400: evals/400.json"),
+    }
+    assert not made.report.verdict().green
 
 
 def test_the_table_is_written_beside_the_report(base, tmp_path):

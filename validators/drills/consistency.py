@@ -22,7 +22,9 @@ _TRAIN_STEPS = (
     "iteration",
 )
 _SCHEDULER_STEPS = ("last_epoch",)  # Megatron's num_steps counts samples
-_TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens", "num_input_tokens_seen")
+_TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens")
+_OPTIONAL_TOKENS = "num_input_tokens_seen"  # of Trainer: 0 unless include_num_input_tokens_seen asks for it
+_SAMPLES = ("args.consumed_train_samples", "args.seq_length")
 # What every rank saves for itself → its number in a key
 RANKED: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
@@ -73,9 +75,15 @@ def count_tokens(values: Mapping[str, Scalar]) -> int | None:
         values: the plain values of a save.
 
     Returns:
-        The counter, else None.
+        The counter; Megatron counts samples, of equal length; else None.
     """
-    return next((value for name in _TOKENS for value in _ending(values, name)), None)
+    counted = next((value for name in _TOKENS for value in _ending(values, name)), None)
+    if counted is not None:
+        return counted
+    samples = [value for name in _SAMPLES for value in _ending(values, name)]
+    if len(samples) == len(_SAMPLES):
+        return prod(samples)
+    return next((value for value in _ending(values, _OPTIONAL_TOKENS) if value), None)
 
 
 def known_step(drilled: Drilled) -> int:

@@ -132,7 +132,7 @@ class Sabotage:
 @dataclass(frozen=True, slots=True)
 class PastDrill:
     """One row of the history: what an earlier drill of this run found. Times are ISO 8601; seconds and bytes are of the newest save,
-    None where they are not known. `root` is the run's real path, put there by the history.
+    None where they are not known; so are `step` and `consumed_tokens`. `root` is the run's real path, put there by the history.
     """
 
     run_id: str
@@ -150,6 +150,7 @@ class PastDrill:
     parameter_order: tuple[str, ...] = ()
     spelling: str = ""
     root: str = ""
+    consumed_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ that the log leaves out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -37,12 +37,15 @@ class LedgerSave:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A run of this product that was made of a step's save: its id, and whether it was green."""
+    """A run of this product that was made of a step's save: its id, whether it was green, and the tokens that the save had counted then
+    (None: it told none).
+    """
 
     kind: str
     run_id: str
     step: int
     green: bool
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,9 @@ def line_up(sources: Sources, tokens_per_step: int = 0) -> tuple[LedgerRow, ...]
     evaluations = _by_step(sources.evaluations)
     rows = []
     for step in sorted(saves.keys() | events.keys() | evaluations.keys()):
-        line, here, results = log.get(step), saves.get(step, ()), evaluations.get(step, ())
-        told = [line.consumed if line else 0, tokens_per_step * step, *(save.counted.tokens or 0 for save in here)]
-        tokens = next((count for count in (*told, *(one.tokens for one in results)) if count), None)
-        rows.append(LedgerRow(step, tokens, here, line, results, events.get(step, ())))
+        row = LedgerRow(step, None, saves.get(step, ()), log.get(step), evaluations.get(step, ()), events.get(step, ()))
+        told = _told_tokens(row)
+        rows.append(replace(row, tokens=told.pop("the log", 0) or tokens_per_step * step or next(iter(told.values()), None)))
     return tuple(rows)
 
 
@@ -156,10 +158,15 @@ def _steps(row: LedgerRow) -> Iterator[Finding]:
 
 
 def _tokens(row: LedgerRow) -> Iterator[Finding]:
+    yield from _differing("ledger.tokens-differ", row.step, {name: str(count) for name, count in _told_tokens(row).items()}, "tokens")
+
+
+def _told_tokens(row: LedgerRow) -> dict[str, int]:
+    # Who tells tokens of a step, and how many.
     told = {"the log": row.log.consumed if row.log else 0}
     told |= {save.name: save.counted.tokens or 0 for save in row.saves}
-    told |= {one.where: one.tokens for one in row.evaluations}
-    yield from _differing("ledger.tokens-differ", row.step, {name: str(count) for name, count in told.items() if count}, "tokens")
+    told |= {one.where: one.tokens for one in row.evaluations} | {event.run_id: event.tokens or 0 for event in row.events}
+    return {name: count for name, count in told.items() if count}
 
 
 def _data(row: LedgerRow) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from tasks.engine.tensors.catalog import StateItem
 RELEASE = "release"  # the folder of a converted checkpoint, in place of `iter_%07d`
 TRACKER = "latest_checkpointed_iteration.txt"
 COUNTERS = (
-    *("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size"),
+    *("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples", "seed", "global_batch_size", "seq_length"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size", "world_size"),
     *("expert_tensor_parallel_size", "use_tp_pp_dp_mapping"),
 )

@@ -86,7 +86,7 @@ class UniversalReader(DeepSpeedReader):
             models[0].step if models[0].step is not None else step_of(save.source.path.absolute()),
             MappingProxyType(tensors),
             self._table.builder.build(),
-            (*items, *(StateItem(f"client_state.{key}", "object") for key in models[0].client_keys)),
+            (*items, *models[0].client),
             digest_files([states.file.archive.read("data.pkl") for states in models], found),
             sum(file.nbytes for file in found),
             notes=(*save.source.notes, *([f"save {save.tag} of {self._source.path.name}"] if save.source != self._source else [])),

@@ -144,7 +144,7 @@ def _state_homes(model: Model, short: Mapping[str, str]) -> Iterator[tuple[str, 
 def _state_of(model: Model, short: Mapping[str, str], files: ZeroFiles) -> list[StateItem]:
     steps = {name: trained.step[1] for name, trained in model.trained.items()}
     items = [StateItem(slot_key("step", short[name]), "object", value=step) for name, step in steps.items() if isinstance(step, int)]
-    return items + [StateItem(f"client_state.{key}", "object") for key in files.models[0][0].client_keys]
+    return items + list(files.models[0][0].client)
 
 
 def _root_files(root: Path, save: Save) -> list[StateItem]:

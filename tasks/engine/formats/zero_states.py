@@ -18,6 +18,7 @@ from tasks.engine.containers.torch_zip import Archive
 from tasks.engine.formats.folders import FoundFile
 from tasks.engine.formats.torch_files import open_torch_file
 from tasks.engine.formats.zero_pickles import ZERO_GLOBALS, FragmentAddress
+from tasks.engine.tensors.catalog import StateItem
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class ModelStates:
     `module` is None for pipelines; under ZeRO-3 its parameters are placeholders without elements. `groups` are the parameters of each
     flat group (each sub-group under ZeRO-3), in the vector's order. `aliases` map a tied name to the one stored. `round_robin`
     says that DeepSpeed reordered the groups, which `groups` follow and the ranks' maps do not. `joins` is what the writer says of how
-    the parts of tensor-parallel ranks join.
+    the parts of tensor-parallel ranks join; `client` is the trainer's own state, counters with their values.
     """
 
     file: TorchFile
@@ -65,7 +66,7 @@ class ModelStates:
     mp_world: int
     tp_degree: int | None
     optimizer: object
-    client_keys: tuple[str, ...]
+    client: tuple[StateItem, ...]
     round_robin: bool
     joins: Mapping[object, object] | None
 
@@ -137,10 +138,14 @@ def read_model_states(found: FoundFile) -> ModelStates:
         take("mp_world_size", _count) or 1,
         tp_degree if isinstance(tp_degree, int) else None,
         held.get("optimizer"),
-        tuple(str(key) for key in held if key not in ENGINE_KEYS),
+        tuple(_client_item(key, value) for key, value in held.items() if key not in ENGINE_KEYS),
         _is_round_robin(held.get("ds_config")),
         take("universal_checkpoint_info", _mapping),
     )
+
+
+def _client_item(key: object, value: object) -> StateItem:
+    return StateItem(f"client_state.{key}", "object", value=value if isinstance(value, int | str) and not isinstance(value, bool) else None)
 
 
 def read_optim_states(found: FoundFile) -> OptimStates:

@@ -12,8 +12,8 @@ from reports.errors import FormatError
 from tasks.engine.containers.ranges import read_range
 from tasks.engine.containers.state_pickle import flatten_state, read_state
 from tasks.engine.formats.folders import list_names
-from tasks.engine.formats.reader import CheckpointReader
-from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, SourceTensor, StateItem
+from tasks.engine.formats.reader import CheckpointReader, Payload
+from tasks.engine.tensors.catalog import OTHER_SLOT, Catalog, Fragment, SourceTensor, StateItem
 from validators.drills.facts import Entry, Scalar, StateFacts
 from validators.expectation import ITEMSIZE
 
@@ -57,7 +57,7 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
         FormatError: the checkpoint is incomplete, or a 0-d tensor's record is damaged.
     """
     catalog = reader.catalog()
-    values: dict[str, Scalar] = {key: _storable(value) for key, value in _read_scalars(reader, catalog, catalog.state_tensors)}
+    values: dict[str, Scalar] = {key: _storable(value) for key, value in _read_scalars(catalog, reader.payload, catalog.state_tensors)}
     read, keys, unread = _read_items(catalog, catalog.state)
     values |= read
     entries = {entry.key: entry for entry in _entries(catalog)}
@@ -77,22 +77,22 @@ def gather_facts(reader: CheckpointReader) -> StateFacts:
     )
 
 
-def gather_counters(reader: CheckpointReader) -> dict[str, Scalar]:
+def gather_counters(catalog: Catalog, payload_of: Callable[[Fragment], Payload]) -> dict[str, Scalar]:
     """Return the plain values among which a trainer keeps its counters. For roots of many saves: of the optimizer, the schedule and the
     random numbers, which are most of the objects and count nothing that the trainer counts, nothing is opened.
 
     Args:
-        reader: of a complete checkpoint.
+        catalog: of a complete checkpoint.
+        payload_of: its reader's, for 0-d tensors.
 
     Returns:
         Key → value; what cannot be opened is left out.
 
     Raises:
-        FormatError: the checkpoint is incomplete, or a 0-d tensor's record is damaged.
+        FormatError: a 0-d tensor's record is damaged.
     """
-    catalog = reader.catalog()
     tensors = [key for key in catalog.state_tensors if key.startswith(f"{OTHER_SLOT}/")]
-    values = {key: _storable(value) for key, value in _read_scalars(reader, catalog, tensors)}
+    values = {key: _storable(value) for key, value in _read_scalars(catalog, payload_of, tensors)}
     read, _, _ = _read_items(catalog, [item for item in catalog.state if not _COUNTS_NOTHING.search(item.fqn)])
     return values | read
 
@@ -146,12 +146,12 @@ def _entry(catalog: Catalog, key: str, role: str, tensor: SourceTensor) -> Entry
     return Entry(key, role, tensor.dtype, shape, prod(shape) * ITEMSIZE[tensor.dtype])
 
 
-def _read_scalars(reader: CheckpointReader, catalog: Catalog, keys: Iterable[str]) -> Iterator[tuple[str, Scalar]]:
+def _read_scalars(catalog: Catalog, payload_of: Callable[[Fragment], Payload], keys: Iterable[str]) -> Iterator[tuple[str, Scalar]]:
     for key in keys:
         tensor = catalog.state_tensors[key]
         if tensor.shape is not None and prod(tensor.shape) == 1 and tensor.dtype in _SCALARS:
             for fragment in catalog.fragments(key)[:1]:
-                payload = reader.payload(fragment)
+                payload = payload_of(fragment)
                 yield key.removeprefix(f"{OTHER_SLOT}/"), _SCALARS[tensor.dtype](read_range(payload.path, payload.start, payload.nbytes))
 
 

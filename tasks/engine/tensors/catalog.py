@@ -84,7 +84,7 @@ class StateItem:
 
     `kind` is "object", or "tensor" where the catalog cannot say which bytes are whose (a dtype without a safetensors code, a file that is
     listed and not opened); shape and dtype are set for tensors. `places` are the bytes it is stored in, where they are known; `value` is a
-    plain number that metadata records, such as a step count.
+    plain value that metadata records, such as a step count.
     """
 
     fqn: str
@@ -92,7 +92,7 @@ class StateItem:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     places: tuple[Locator, ...] = ()
-    value: int | None = None
+    value: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)

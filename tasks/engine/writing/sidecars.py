@@ -36,12 +36,15 @@ CONFIG_DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What a manifest says of the run: its id and time (ISO 8601, UTC), package versions, omissions as (what, why)."""
+    """What a manifest says of the run: its id and time (ISO 8601, UTC), package versions, omissions as (what, why), and the tokens that the
+    checkpoint had consumed (None: it told none).
+    """
 
     run_id: str
     made: str
     versions: Mapping[str, str]
     omissions: Sequence[tuple[str, str]]
+    consumed_tokens: int | None = None
 
 
 def release_dtype(plan: ExportPlan) -> str:
@@ -167,6 +170,7 @@ def write_manifest(folder: Path, plan: ExportPlan, records: Sequence[FileRecord]
                 "format": plan.source.format,
                 "name": Path(plan.source.root).name,
                 "step": plan.source.step,
+                "consumed_tokens": lineage.consumed_tokens,
                 "digest": plan.source.digest,
                 "weights": plan.source.weights,
             },

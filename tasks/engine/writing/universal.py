@@ -136,7 +136,8 @@ def _step_of(source: SourceBytes, name: str) -> float | None:
     if key in source.catalog.state_tensors:
         (rows,) = _bands(source, key, MASTER, [])
         return float(rows.view(np.float32).reshape(()))
-    return next((item.value for item in source.catalog.state if item.fqn == key), None)  # DeepSpeed's own optimizers keep a number
+    held = (item.value for item in source.catalog.state if item.fqn == key and isinstance(item.value, int))
+    return next(held, None)  # DeepSpeed's own optimizers keep a number
 
 
 def _optimizer_state(source: SourceBytes, anatomy: Anatomy, optimizer: FoundFile) -> dict[str, object]:
