@@ -226,6 +226,7 @@ _STATE_FILES: Mapping[re.Pattern[str], re.Pattern[str]] = MappingProxyType(
         re.compile(r"^trainer_state\.json$"): re.compile(
             r"^(?:optimizer\.(?:pt|bin)$|optimizer_\d+/|scheduler\.pt$|rng_state|scaler\.pt$|global_step\d+/)"
         ),
+        re.compile(r"^mp_rank_\d+(?:_\d+)*/model_optim_rng\.pt$"): re.compile(r"^mp_rank_\d+(?:_\d+)*/distrib_optim\.pt$"),
     }
 )
 

@@ -18,6 +18,7 @@ from flows.restore_drill import run_drill
 from flows.retention import Retained, RetainRequest, retain
 from flows.run import PlainRunner, Silent
 from reports.errors import FormatError, RequestError
+from tasks.engine.formats.readers import open_checkpoint
 from tests.builders.cases import find_case
 from tests.builders.many_saves import make_saves, names_in, report_on, verify
 
@@ -289,6 +290,7 @@ def test_a_save_that_vanishes_while_it_is_looked_at_is_passed_by(tmp_path, monke
     [
         ("accelerate_fsdp2_w2_llama/ckpt", "checkpoint_{}", "optimizer_0", "pytorch_model_fsdp_0/.metadata"),
         ("hf_trainer_llama/ckpt/checkpoint-3", "checkpoint-{}", "optimizer.pt", "model.safetensors"),
+        ("mg_llama_distopt_tp2dp2_legacy/ckpt/iter_0000010", "iter_{:07}", "mp_rank_00/distrib_optim.pt", "mp_rank_00/model_optim_rng.pt"),
     ],
 )
 def test_weights_only_are_kept_where_the_format_has_them_apart(case, name, gone, stays, tmp_path):
@@ -302,6 +304,7 @@ def test_weights_only_are_kept_where_the_format_has_them_apart(case, name, gone,
     thinned = root / name.format(4)
     assert not (thinned / gone).exists()
     assert (thinned / stays).is_file()
+    assert open_checkpoint(thinned).catalog().tensors.keys() == open_checkpoint(find_case(case)).catalog().tensors.keys()
     again = keep(root, "keep_last: 2\nweights_only_every_steps: 4\n", apply=True)
     assert (again.planned.plan.of("go"), again.planned.plan.of("thin")) == ((), ())
     assert {path.name for path in root.iterdir()} == {name.format(step) for step in (1, 4, 7, 8)}
