@@ -13,7 +13,7 @@ from flows.export import export
 from flows.export_newest import export_newest
 from flows.gate import release_gate
 from flows.restore_drill import restore_drill
-from flows.retention_plan import plan_retention
+from flows.retention_plan import retention_plan
 from reports.errors import RequestError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _on_demand(runs: Path) -> list[Offer]:
         Offer("on-demand", export, "Export a checkpoint into verified, published release weights.", common),
         Offer("on-demand", release_gate, "Give one verdict on a finished folder of weights.", common),
         Offer("on-demand", restore_drill, "Prove that training can come back from a run's checkpoints.", common, at_once=1),
-        Offer("on-demand", plan_retention, "Say which saves of a training run may go, and why. Deletes nothing.", common),
+        Offer("on-demand", retention_plan, "Say which saves of a training run may go, and why. Deletes nothing.", common),
     ]
 
 
@@ -81,7 +81,7 @@ def _scheduled(runs: Path, watched: Watched) -> list[Offer]:
     run, d3 = {"runs": str(runs), "root": str(watched.root)}, {"level": "D3", "resume": watched.resume}
     offers = [
         Offer("nightly", restore_drill, f"Every night: the newest and an older save of {watched.root} are read whole.", run, NIGHTLY, 1),
-        Offer("weekly-plan", plan_retention, f"Every week: which saves of {watched.root} may go. Deletes nothing.", run, WEEKLY, 1),
+        Offer("weekly-plan", retention_plan, f"Every week: which saves of {watched.root} may go. Deletes nothing.", run, WEEKLY, 1),
         Offer("weekly", restore_drill, f"Every week: real processes restore {watched.root}.", run | d3, WEEKLY, 1),
     ]
     if watched.evaluations is not None:

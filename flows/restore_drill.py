@@ -5,7 +5,7 @@ Nothing of the run is written to. What was read is recorded in the runs' folder,
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show
 from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import CheckResult, Moment, PastRun, Report
+from reports.paths import real_path
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
@@ -124,7 +125,7 @@ def drill_line(request: DrillRequest, run: Run) -> Outcome:
     )
     write_stored(facts, run.folder / "facts.json")
     results = run.phase("judge", lambda: call(judge_drill, facts, run.clock))
-    past = _past(run, request, results, sound, numbers)
+    past = replace(_past(run, request, results, sound, numbers), damaged=tuple(read.save.name for _, read in drilled if read.damage))
     outcome = _write(request, run, results, sound, (*asked.history, past))
     for read in sound:
         keep_record(read, records, versions, past.finished)
@@ -226,6 +227,7 @@ def _report(
         action="restorable",
         subject=str(request.root.absolute()),
         source=f"{chosen.path} (newest complete save)" if chosen else "no complete save",
+        checkpoint=str(real_path(Path(chosen.path))) if chosen else "",
         plan_digest="",
         results=results,
         witnesses=(),
@@ -258,6 +260,7 @@ def _past(run: Run, request: DrillRequest, results: tuple[CheckResult, ...], sou
         list_order(facts) if facts else (),
         spelling_of(facts) if facts else "",
         consumed_tokens=report.moment.consumed_tokens,
+        listings={one.save.name: one.save.listing for one in sound},
     )
 
 

@@ -1,8 +1,11 @@
 """Retention of a run's saves: plan, tell, and with `--apply` delete. No Prefect: a dry run of ten thousand saves takes seconds."""
 
+import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
+from types import MappingProxyType
 
 from pydantic import Field
 
@@ -20,13 +23,17 @@ from tasks.engine.formats.readers import check_folder
 from tasks.ledger import gather_events
 from tasks.retain import Planned, apply_plan, plan_root
 from validators.retention.evaluations import read_evaluations
-from validators.retention.evidence import Decision
+from validators.retention.evidence import Action, Decision
+from validators.retention.pins import list_unlogged
 from validators.retention.plan import spell_excess
 from validators.retention.policy import RetentionPolicy
+from validators.retention.training_log import LogLine
 
 # What becomes of a save → how a page says so
-BECOMES = {"keep": "kept", "go": "goes", "thin": "weights only"}
-DONE = {"keep": "kept", "go": "gone", "thin": "weights only"}
+BECOMES: Mapping[Action, str] = MappingProxyType({"keep": "kept", "go": "goes", "thin": "weights only"})
+DONE: Mapping[Action, str] = MappingProxyType({"keep": "kept", "go": "gone", "thin": "weights only"})
+STILL_THERE = "still there"
+_HALF_DELETED = "left half-deleted by an interrupted run, goes first"
 
 
 class PlanRequest(TrainingRunRequest):
@@ -48,6 +55,11 @@ class Retained:
     report: Report
     paths: ReportPaths
 
+    @property
+    def freed_nbytes(self) -> int:
+        """Bytes that were given back, or would be."""
+        return _sum_freed(self.planned, self.left)
+
 
 def retain(request: RetainRequest) -> Retained:
     """Plan what is kept, write the plan down, and delete the rest if asked to.
@@ -65,17 +77,21 @@ def retain(request: RetainRequest) -> Retained:
     root = real_path(request.root)
     if real_path(request.runs).is_relative_to(root):
         raise RequestError("lies inside the run", where=f"--runs {request.runs}", remedy="Choose another --runs.")
+    if request.apply and request.policy is None:
+        raise RequestError(
+            "deletes nothing without a policy", where="--apply", remedy="Write what to keep into a file, and name it by --policy."
+        )
     policy = request.read_policy()
     log = request.read_log(policy)
-    if policy.every_tokens and not (policy.tokens_per_step or any(line.consumed for line in log)):
-        raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
     started, begun = now(), perf_counter()
     evaluations = read_evaluations(request.evals)
     planned = plan_root(root, policy, log, request.runs, evaluations)
+    marks = tuple(mark_run(log, policy, gather_events(request.runs, root), evaluations))
     run_id, folder = make_run_folder(OWN_KIND, request.runs)
-    replace_text(folder / "plan.json", json.dumps(asdict(planned.plan), indent=1) + "\n")
+    replace_text(folder / "plan.json", json.dumps({**asdict(planned.plan), "policy": policy.model_dump(mode="json")}, indent=1) + "\n")
     left = apply_plan(root, planned, request.runs) if request.apply else ()
-    result = replace(_judge(planned, policy, left), seconds=perf_counter() - begun)
+    words = DONE if request.apply else BECOMES
+    result = replace(_judge(planned, policy, log, left), seconds=perf_counter() - begun)
     report = Report(
         run_id=run_id,
         kind=OWN_KIND,
@@ -88,38 +104,54 @@ def retain(request: RetainRequest) -> Retained:
         environment=versions(),
         started=started,
         finished=now(),
-        fates=tuple(_tell(decision, dict(left), DONE if request.apply else BECOMES) for decision in _going_first(planned)),
-        timeline=(*_mark_saves(planned), *mark_run(log, policy, gather_events(request.runs, root), evaluations)),
-        notes=tuple(f"{name}: left half-deleted by an interrupted run, goes first" for name in planned.plan.unfinished),
+        fates=tuple(_tell(decision, dict(left), words) for decision in planned.plan.decisions),
+        timeline=(*_mark_saves(planned, dict(left), words), *marks),
+        notes=(*_spell_given(request, len(planned.settled)), *(f"{name}: {_HALF_DELETED}" for name in planned.plan.unfinished)),
     )
     return Retained(planned, left, report, write_report(report, folder))
 
 
-def _mark_saves(planned: Planned) -> tuple[Mark, ...]:
-    rows = sorted(planned.plan.decisions, key=lambda decision: list(BECOMES).index(decision.action))
-    return tuple(
-        Mark(BECOMES[one.action], one.step, one.step, f"{one.name}, {spell_bytes(one.nbytes)}: {'; '.join(one.because)}") for one in rows
-    ) + tuple(Mark("pin", pin.before, pin.after, pin.because) for pin in planned.pins)
+def _spell_given(request: RetainRequest, settled: int) -> Iterator[str]:
+    # What the plan was made of, for whoever asks later.
+    if request.policy is not None:
+        digest = hashlib.sha256(request.policy.read_bytes()).hexdigest()
+        yield f"policy: {request.policy.absolute()}, sha256 {digest}; as read, in plan.json"
+    for option, paths in {"log": [request.log] if request.log else [], "evaluations": request.evals}.items():
+        yield f"{option}: {', '.join(str(path.absolute()) for path in paths) or 'none given'}"
+    yield f"who names saves was looked up in {request.runs.absolute()}: {settled} reports, and the runs that are going on"
 
 
-def _going_first(planned: Planned) -> list[Decision]:
-    return sorted(planned.plan.decisions, key=lambda decision: (decision.action == "keep", decision.step))
+def _mark_saves(planned: Planned, left: Mapping[str, str], words: Mapping[Action, str]) -> tuple[Mark, ...]:
+    marks = []
+    for one in sorted(planned.plan.decisions, key=lambda decision: list(BECOMES).index(decision.action)):
+        fate = _tell(one, left, words)
+        marks.append(Mark(fate.becomes, one.step, one.step, f"{one.name}, {spell_bytes(one.nbytes)}: {fate.because}"))
+    return (*marks, *(Mark("pin", pin.before, pin.after, pin.because) for pin in planned.pins))
 
 
-def _tell(decision: Decision, left: dict[str, str], words: dict[str, str]) -> Fate:
+def _tell(decision: Decision, left: Mapping[str, str], words: Mapping[Action, str]) -> Fate:
     if decision.name in left:
-        return Fate(decision.name, decision.nbytes, "still there", left[decision.name])
+        return Fate(decision.name, decision.nbytes, STILL_THERE, left[decision.name])
     return Fate(decision.name, decision.nbytes, words[decision.action], "; ".join(decision.because))
 
 
-def _judge(planned: Planned, policy: RetentionPolicy, left: tuple[tuple[str, str], ...]) -> CheckResult:
+def _judge(planned: Planned, policy: RetentionPolicy, log: Sequence[LogLine], left: tuple[tuple[str, str], ...]) -> CheckResult:
     plan = planned.plan
     findings = [finding("retention.left", name, expected="gone", found=why) for name, why in left]
     if plan.blocked:
         findings.append(finding("retention.unverified", plan.root, expected="two verified saves", found=plan.blocked))
-    findings += _folded("retention.incomplete", [save.name for save in planned.saves if not save.is_complete], "a whole save")
+    incomplete = [save.name for save in planned.saves if not save.is_complete and not save.is_thinned]
+    unlogged = list_unlogged(planned.saves, log, policy)
+    findings += _folded("retention.incomplete", incomplete, "a whole save", "that are not")
     findings += _folded(
-        "retention.not-thinned", [d.name for d in plan.decisions if any("weights_only" in why for why in d.because) and d.action == "keep"]
+        "retention.backward", list(plan.backward), "saves written in the order of their steps", "written before an earlier step"
+    )
+    findings += _folded("retention.unlogged", unlogged, "a log with the loss of every stretch", "of which the log says nothing")
+    findings += _folded(
+        "retention.not-thinned",
+        [d.name for d in plan.decisions if d.unthinnable],
+        "files of its own for the training state",
+        "that have none",
     )
     over = spell_excess(plan, policy)
     if over:
@@ -129,12 +161,16 @@ def _judge(planned: Planned, policy: RetentionPolicy, left: tuple[tuple[str, str
         "kept": len(plan.of("keep")),
         "thinned": len(plan.of("thin")),
         "going": len(plan.of("go")),
-        "bytes given back": plan.freed_nbytes,
-        "bytes kept": sum(d.nbytes - d.freed_nbytes for d in plan.decisions),
+        "bytes given back": _sum_freed(planned, left),
+        "bytes kept": sum(d.nbytes for d in plan.decisions) - _sum_freed(planned, left),
         "pins from the log": len(planned.pins),
     }
     return CheckResult("retention", "failed" if left else "passed", tuple(findings), max(1, len(plan.decisions)), measured)
 
 
-def _folded(code: str, names: list[str], expected: str = "files of its own for the training state") -> list[Finding]:
-    return [finding(code, name_some(names), expected=expected, found=f"{len(names)} that are not")] if names else []
+def _sum_freed(planned: Planned, left: tuple[tuple[str, str], ...]) -> int:
+    return sum(decision.freed_nbytes for decision in planned.plan.decisions if decision.name not in dict(left))
+
+
+def _folded(code: str, names: Sequence[str], expected: str, found: str) -> list[Finding]:
+    return [finding(code, name_some(names), expected=expected, found=f"{len(names)} {found}")] if names else []

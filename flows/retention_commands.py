@@ -22,7 +22,7 @@ LogOption = Annotated[Path | None, typer.Option(help="The trainer's log: JSON li
 EvalsOption = Annotated[
     list[Path] | None, typer.Option(help="Evaluation results: a file, or a folder of them. May be repeated.", show_default=False)
 ]
-_KEPT_SHOWN, _REASONS_SHOWN, _ROWS_SHOWN, _CELL = 12, 6, 40, 40
+_GOING_SHOWN, _KEPT_SHOWN, _REASONS_SHOWN, _ROWS_SHOWN, _CELL = 40, 12, 6, 40, 40
 
 
 def retain(
@@ -55,7 +55,7 @@ def retain(
 
 
 def _print_json(retained: "Retained") -> None:
-    report = {"report": str(retained.paths.html), "left": dict(retained.left), "freed_nbytes": retained.planned.plan.freed_nbytes}
+    report = {"report": str(retained.paths.html), "left": dict(retained.left), "freed_nbytes": retained.freed_nbytes}
     print(json.dumps({**asdict(retained.planned.plan), "pins": [asdict(pin) for pin in retained.planned.pins], **report}))
 
 
@@ -66,15 +66,17 @@ def _print(retained: "Retained", *, applied: bool) -> None:
     kept = plan.of("keep")
     for name in plan.unfinished:
         print(f"go    {name}  left by an interrupted run")
-    for decision in (*plan.of("go"), *plan.of("thin"), *kept[-_KEPT_SHOWN:]):
-        size = spell_bytes(decision.freed_nbytes or decision.nbytes)
-        print(f"{decision.action:<5} {decision.name}  {size}  {left.get(decision.name) or _spell_reasons(decision.because)}")
-    if len(kept) > _KEPT_SHOWN:
-        print(f"keep  … and {len(kept) - _KEPT_SHOWN} more; --json lists all")
+    for decisions, shown in ((plan.of("go"), _GOING_SHOWN), (plan.of("thin"), _GOING_SHOWN), (kept, _KEPT_SHOWN)):
+        for decision in decisions[-shown:]:
+            size = spell_bytes(decision.freed_nbytes or decision.nbytes)
+            told = left.get(decision.name) or _spell_reasons(decision.because)
+            print(f"{'left' if decision.name in left else decision.action:<5} {decision.name}  {size}  {told}")
+        if len(decisions) > shown:
+            print(f"{decisions[0].action:<5} … and {len(decisions) - shown} earlier; --json lists all")
     _print_findings(retained.report)
-    told = "given back" if applied else "would be given back; --apply deletes"
-    print(f"{len(plan.of('go'))} of {len(plan.decisions)} saves go, {len(plan.of('thin'))} keep their weights only: ", end="")
-    print(f"{spell_bytes(plan.freed_nbytes)} {told}")
+    going, thinned = (sum(decision.name not in left for decision in plan.of(action)) for action in ("go", "thin"))
+    verb, told = ("gone", "given back") if applied else ("go", "would be given back; --apply deletes")
+    print(f"{going} of {len(plan.decisions)} saves {verb}, {thinned} keep their weights only: {spell_bytes(retained.freed_nbytes)} {told}")
     print(f"report   {retained.paths.html}")
 
 

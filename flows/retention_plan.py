@@ -8,7 +8,7 @@ from tasks.artifacts import show_fates
 
 
 @flow(name="retention plan", flow_run_name="plan of {request.root.name}", validate_parameters=True)
-def plan_retention(request: PlanRequest) -> str:
+def retention_plan(request: PlanRequest) -> str:
     """Say which saves of a training run may go, and why. Deletes nothing.
 
     Args:

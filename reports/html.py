@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from reports.codes import CODES
 from reports.encoded import sum_encodings, worst_first
-from reports.model import EncodedWeight, Finding, LogitsComparison, PastRun, Phase, Report, Severity, TensorStatistics
+from reports.model import EncodedWeight, Fate, Finding, LogitsComparison, PastRun, Phase, Report, Severity, TensorStatistics
 from reports.roles import Role, common_prefix, group_roles
 from reports.spell import spell_bytes, spell_limits, spell_measure, spell_moment, spell_number, spell_seconds
 from reports.svg import draw_bar, draw_positions, draw_roles, draw_sorted, draw_trend
@@ -110,7 +110,7 @@ def render_html(report: Report, required: frozenset[str] = frozenset()) -> str:
         history=report.history[-MAX_ROWS:],
         trends=draw_trends(report.history[-MAX_ROWS:]),
         timeline=draw_timeline(report.timeline),
-        fates=cap(report.fates, MAX_ROWS),
+        fates=_group_fates(report.fates),
         environment=cap(sorted(report.environment.items()), MAX_ROWS),
     )
 
@@ -234,6 +234,14 @@ def _draw_logits(comparison: LogitsComparison) -> Markup:
 def _draw_errors(weights: Sequence[EncodedWeight]) -> Markup:
     compared = [weight.relative_error for weight in weights if not math.isnan(weight.relative_error)]
     return draw_sorted(compared, "relative error of quantized weights", ("largest", "smallest")) if compared else Markup()
+
+
+def _group_fates(fates: Sequence[Fate]) -> dict[str, Capped[Fate]]:
+    # By what becomes of a save, what is kept last: neither hides the other in a run of thousands.
+    groups: dict[str, list[Fate]] = {}
+    for fate in sorted(fates, key=lambda fate: fate.becomes == "kept"):
+        groups.setdefault(fate.becomes, []).append(fate)
+    return {becomes: cap(found, MAX_ROWS) for becomes, found in groups.items()}
 
 
 def _odd_first(tensor: TensorStatistics) -> tuple[bool, int, float]:

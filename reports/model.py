@@ -236,7 +236,8 @@ class Report:
     """Everything one run said.
 
     `kind` is the flow ("export", "gate", "drill"); `subject` the release or checkpoint judged; `action` what a green run has done
-    ("published"). `started` and `finished` are ISO 8601 in UTC. `moment` is where in its run the checkpoint was made.
+    ("published"). `started` and `finished` are ISO 8601 in UTC. `moment` is where in its run the checkpoint was made,
+    `checkpoint` the real path of its folder, "" where none was read; `source` says it for people.
     """
 
     run_id: str
@@ -262,6 +263,7 @@ class Report:
     fates: tuple[Fate, ...] = ()
     encoded: tuple[EncodedWeight, ...] = ()
     moment: Moment = Moment()
+    checkpoint: str = ""
     schema: str = SCHEMA
 
     @property
@@ -335,7 +337,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def path_of(source: str) -> str:
-    """Return the path that a report's source names, without the remark behind it.
+    """Return the path that a report's source names, without the remark behind it, if there is one.
 
     Args:
         source: such as "/runs/step-3 (newest complete save)".
@@ -343,7 +345,7 @@ def path_of(source: str) -> str:
     Returns:
         The path.
     """
-    return source.partition(" (")[0]
+    return source.rpartition(" (")[0] if source.endswith(")") else source
 
 
 _ADAPTER = TypeAdapter(Report)

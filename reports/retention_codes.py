@@ -8,6 +8,16 @@ from reports.code import Code
 _RETENTION: dict[str, Code] = {
     "retention.unverified": Code("nothing may go: fewer than two saves are verified", "Drill the run first.", "warning"),
     "retention.incomplete": Code("a save that is not complete is not acted on", "Look whether it is being written.", "warning"),
+    "retention.backward": Code(
+        "saves were written before one of an earlier step: training went back",
+        "Move the saves that it left behind out of the root, or pin what must stay: rules count by step.",
+        "warning",
+    ),
+    "retention.unlogged": Code(
+        "spikes and switches of data are not looked for beside saves that no log tells of",
+        "Give a --log that has the loss of these steps, or set pin_spikes and pin_data_switches to false.",
+        "warning",
+    ),
     "retention.over-budget": Code("what is kept is more than the budget", "Keep less, or raise budget_nbytes.", "warning"),
     "retention.not-thinned": Code(
         "weights only were wanted of a save whose files hold the rest too",

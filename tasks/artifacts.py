@@ -113,7 +113,7 @@ def show_fates(report: Report) -> UUID:
     """
     rows = [
         {"save": code_span(shorten(f.save)), "becomes": f.becomes, "size": spell_bytes(f.nbytes), "because": code_span(shorten(f.because))}
-        for f in report.fates[:MAX_FINDINGS]
+        for f in sorted(report.fates, key=lambda fate: fate.becomes == "kept")[:MAX_FINDINGS]
     ]
     more = len(report.fates) - len(rows)
     described = f"{len(report.fates)} saves" + (f", the first {len(rows)} shown; all are in report.json" if more else "")

@@ -1,75 +1,69 @@
-"""Who names a save: reports in the runs' folder, runs that are reading it now, and what the trainer keeps beside its saves: pointer files,
-links, and Trainer's best model. And which saves a drill has verified.
+"""Who names a save in the runs' folder: reports, ledgers, and runs that are reading it now. And which saves a drill has verified.
+
+What cannot be understood claims every save: a report that is not read might name any of them.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
-from datetime import datetime
-from pathlib import Path, PurePath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from reports.errors import FormatError
 from reports.model import path_of
 from reports.paths import real_path
 from tasks.drill_history import read_history
-from tasks.saves import read_pointers
 from validators.retention.evidence import Claim, SeenSave
 
 READING_NAME = "reading.json"  # in the folder of a run that is reading checkpoints; locked while it does
-_TRAINER_STATE = "trainer_state.json"
+REPORT_NAME = "report.json"
+LEDGER_NAME = "ledger.json"
 OWN_KIND = "retain"  # reports of retention itself name every save
+LEDGER_KIND = "ledger"
 
 
-def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
+def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave], settled: frozenset[str] = frozenset()) -> tuple[Claim, ...]:
     """Return who names which save.
 
     Args:
         runs: where run folders are.
         root: the training run's root, resolved.
         saves: its saves.
+        settled: run folders that were looked at already.
 
     Returns:
         Claims, by run folder.
+
+    Raises:
+        FormatError: the runs' folder cannot be listed.
     """
     names = frozenset(save.name for save in saves)
-    found = []
-    for folder in sorted(runs.iterdir() if runs.is_dir() else ()):
-        if folder.is_dir():
-            found += [Claim(name, f"named by the report of {folder.name}") for name in _reported(folder, root, names)]
-            found += [Claim(name, f"{folder.name} is reading it") for name in sorted(_being_read(folder, root, names))]
+    found: list[Claim] = []
+    for folder in _run_folders(runs):
+        if folder.name not in settled:
+            found += [Claim(name, because) for because, named in _claims_of(folder, root, names) for name in sorted(named)]
     return tuple(found)
 
 
-def find_pointed(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
-    """Return the saves that something in the run's own root names.
-
-    Args:
-        root: the training run's root, resolved.
-        saves: its saves.
-
-    Returns:
-        Claims: of pointer files, of links (`best -> step-200`), of the best model that Trainer remembers.
-    """
-    return (*_by_pointer(root, saves), *_by_link(root, saves), *_by_trainer(root, saves))
-
-
-def find_readers(runs: Path, root: Path, name: str) -> tuple[str, ...]:
-    """Return the runs that are reading a save at this moment.
+def find_settled(runs: Path) -> frozenset[str]:
+    """Return the run folders that have their report: what they claim will not change.
 
     Args:
         runs: where run folders are.
-        root: the training run's root, resolved.
-        name: the save.
 
     Returns:
-        Run ids.
+        Names.
+
+    Raises:
+        FormatError: the runs' folder cannot be listed.
     """
-    folders = sorted(path.parent for path in runs.glob(f"*/{READING_NAME}"))
-    return tuple(folder.name for folder in folders if _being_read(folder, root, frozenset({name})))
+    return frozenset(
+        folder.name for folder in _run_folders(runs) if (folder / REPORT_NAME).is_file() and not (folder / READING_NAME).exists()
+    )
 
 
 def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozenset[str]:
-    """Return the saves that a green drill read whole, and that were not written to since.
+    """Return the saves that the latest drill that read them found sound, in a green drill, and whose files are those it read.
 
     Args:
         runs: where the history of drills is.
@@ -82,10 +76,11 @@ def find_verified(runs: Path, root: Path, saves: Sequence[SeenSave]) -> frozense
     Raises:
         FormatError: the history is damaged.
     """
-    drilled = [(name, datetime.fromisoformat(past.finished)) for past in read_history(runs, root) if past.green for name in past.drilled]
-    last = dict(sorted(drilled, key=lambda pair: pair[1]))
-    until = {name: finished.timestamp() + 1 for name, finished in last.items()}  # the history counts whole seconds
-    return frozenset(save.name for save in saves if save.name in until and save.saved_at < until[save.name])
+    sound: dict[str, str] = {}
+    for past in read_history(runs, root):
+        sound |= {name: past.listings.get(name, "") if past.green else "" for name in past.drilled}
+        sound |= dict.fromkeys(past.damaged, "")
+    return frozenset(save.name for save in saves if save.listing and sound.get(save.name) == save.listing)
 
 
 def save_of(path: Path, root: Path) -> str:
@@ -102,58 +97,81 @@ def save_of(path: Path, root: Path) -> str:
     return real.relative_to(root).parts[0] if path.is_absolute() and real != root and real.is_relative_to(root) else ""
 
 
-def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
-    # `latest` says a folder's name, Megatron's tracker a step.
-    for pointer, named in read_pointers(root).items():
-        yield from (Claim(save.name, f"the pointer file {pointer} names it") for save in saves if named in (save.name, str(save.step)))
-
-
-def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
-    names = {save.name for save in saves}
-    for link in sorted(entry.name for entry in os.scandir(root) if entry.is_symlink()):
-        name = save_of(root / link, root)
-        if name in names:
-            yield Claim(name, f"the link {link} leads to it")
-
-
-def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
-    # The newest state says which is the best by now (transformers 5.24, TrainerState.best_model_checkpoint): Trainer loads it at the end.
-    newest = next((path for path in (root / save.name / _TRAINER_STATE for save in reversed(saves)) if path.is_file()), None)
-    for state in (*([newest] if newest else []), root / _TRAINER_STATE):
-        best = _best_model(state)
-        yield from (Claim(save.name, f"the best model by {state.relative_to(root)}") for save in saves if save.name == best)
-
-
-def _best_model(state: Path) -> str:
+def _run_folders(runs: Path) -> list[Path]:
     try:
-        return PurePath(json.loads(state.read_bytes())["best_model_checkpoint"]).name
-    except (OSError, ValueError, KeyError, TypeError):  # none, half-written, or it knows no best one
-        return ""
+        return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    except OSError as error:
+        raise FormatError(f"cannot be listed: {error.strerror}", where=str(runs), remedy="Its reports say which saves must stay.") from None
 
 
-def _reported(folder: Path, root: Path, names: frozenset[str]) -> list[str]:
+def _claims_of(folder: Path, root: Path, names: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     try:
-        report = json.loads((folder / "report.json").read_bytes())
-        kind, said = report["kind"], (report["source"], report["subject"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # no report, or one of another version
-    return [] if kind == OWN_KIND else sorted({save_of(Path(path_of(str(text))), root) for text in said} & names)
+        read = _being_read(folder / READING_NAME, root, names)
+        yield f"{folder.name} is reading it", read
+        report = _load(folder / REPORT_NAME)
+        yield f"named by the report of {folder.name}", _reported(report, root, names)
+        if report.get("kind") == LEDGER_KIND and real_path(Path(str(report["subject"]))) == root:
+            yield f"the ledger of {folder.name} has an evaluation of it", _evaluated(folder / LEDGER_NAME, names)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"{folder.name} cannot be read, and may name it ({type(error).__name__}: {error})", names
 
 
-def _being_read(folder: Path, root: Path, names: frozenset[str]) -> frozenset[str]:
-    path = folder / READING_NAME
-    if not path.is_file() or not _is_locked(path):
+def _load(path: Path) -> Mapping[str, object]:
+    if not os.path.lexists(path):
+        return {}  # a run that is going on, or was killed
+    held = json.loads(path.read_bytes())
+    if not isinstance(held, dict):
+        raise ValueError("no report")  # noqa: TRY004  # what the bytes say is at fault, not the caller
+    return held
+
+
+def _reported(report: Mapping[str, object], root: Path, names: frozenset[str]) -> frozenset[str]:
+    if not report or report["kind"] in (OWN_KIND, LEDGER_KIND):
         return frozenset()
-    paths = [Path(text) for text in json.loads(path.read_bytes())]
-    if any(real_path(path) == root for path in paths):
+    said = {text for name in ("checkpoint", "source", "subject") if isinstance(text := report.get(name), str)}
+    if not said:
+        raise ValueError("it says of no checkpoint")
+    return frozenset(_named(text, root, names) for said_text in said for text in (said_text, path_of(said_text))) - {""}
+
+
+def _named(text: str, root: Path, names: frozenset[str]) -> str:
+    path = Path(text)
+    name = save_of(path, root)
+    if name in names or not path.is_absolute():
+        return name if name in names else ""
+    # The same folder by another way: mounted elsewhere too, or a path of another machine, which does not exist here.
+    for depth, part in reversed(list(enumerate(path.parts, 1))):
+        there = Path(*path.parts[:depth])
+        if part in names and (not os.path.lexists(there) or _is_same(there, root / part)):
+            return part
+    return ""
+
+
+def _evaluated(path: Path, names: frozenset[str]) -> frozenset[str]:
+    rows = json.loads(path.read_bytes())
+    return names & {save["name"] for row in rows if row["evaluations"] for save in row["saves"]}
+
+
+def _being_read(path: Path, root: Path, names: frozenset[str]) -> frozenset[str]:
+    try:
+        if not _is_locked(path):
+            return frozenset()
+        paths = json.loads(path.read_bytes())
+    except FileNotFoundError:  # none is, or the run has just ended
+        return frozenset()
+    if any(real_path(Path(text)) == root or _is_same(Path(text), root) for text in paths):
         return names  # a run's root is read while one of its saves is chosen
-    return names & {save_of(path, root) for path in paths}
+    return frozenset(_named(text, root, names) for text in paths) - {""}
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
 
 
 def _is_locked(path: Path) -> bool:
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):  # the second on file systems whose locks are mandatory
             return True
     return False

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from reports.errors import FormatError
-from reports.model import path_of, report_from_json
+from reports.model import report_from_json
 from reports.paths import real_path
 from validators.drills.evidence import PastDrill
 
@@ -100,8 +100,7 @@ def _is_green_export(path: Path, root: Path) -> bool:
         report = report_from_json(path.read_text(encoding="utf-8"))
     except ValueError:  # of another version; it proves nothing to this one
         return False
-    source = Path(path_of(report.source))
-    return report.verdict().green and source.is_relative_to(root.absolute())
+    return report.verdict().green and bool(report.checkpoint) and Path(report.checkpoint).is_relative_to(real_path(root))
 
 
 def _drop_torn_line(handle: int) -> None:

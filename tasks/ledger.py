@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reports.errors import FormatError, HostilePickleError
-from reports.model import path_of, report_from_json
+from reports.model import report_from_json
 from tasks.claims import save_of
 from tasks.drill_history import read_history
 from tasks.engine.formats.folders import step_of
@@ -74,7 +74,7 @@ def _reported(runs: Path, root: Path) -> Iterator[Event]:
             report = report_from_json(path.read_text(encoding="utf-8"))
         except ValueError:  # of another version; it says nothing to this one
             continue
-        name = save_of(Path(path_of(report.source)), root) if report.kind in _KINDS else ""
+        name = save_of(Path(report.checkpoint), root) if report.kind in _KINDS else ""
         step = step_of(root / name) if name else None
         if step is not None:
             yield Event(report.kind, report.run_id, step, report.verdict().green, report.moment.consumed_tokens)

@@ -1,14 +1,32 @@
 """Where in its training run a checkpoint was made: its step, and the tokens that its trainer had counted by then."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from reports.errors import FormatError, HostilePickleError
 from reports.model import Moment
 from tasks.engine.formats.reader import Payload
+from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.restoring.facts import gather_counters
 from tasks.engine.tensors.catalog import Catalog, Fragment
 from validators.drills.consistency import count_tokens, train_step
 from validators.drills.facts import Scalar
+
+
+def counted_tokens(checkpoint: Path) -> int:
+    """Return the tokens that a save's own counter tells.
+
+    Args:
+        checkpoint: its folder.
+
+    Returns:
+        The counter; 0 where there is none, or the save cannot be read.
+    """
+    try:
+        reader = open_checkpoint(checkpoint)
+        return count_tokens(gather_counters(reader.catalog(), reader.payload)) or 0
+    except (FormatError, HostilePickleError):
+        return 0
 
 
 def moment_of(step: int | None, values: Mapping[str, Scalar]) -> Moment:

@@ -3,20 +3,23 @@
 Nothing outside the root is touched: links are removed, never followed, and a step folder that is a link is not acted on.
 """
 
-import json
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
-from reports.errors import FormatError
-from reports.write import replace_text
-from tasks.claims import find_claims, find_pointed, find_readers, find_verified
+from reports.errors import CommitError, FormatError, RequestError
+from tasks.claims import find_claims, find_settled, find_verified
+from tasks.engine.writing.lock import ProcessLock
+from tasks.listing import list_files
+from tasks.moments import counted_tokens
+from tasks.pointed import find_linked, find_pointed
 from tasks.saves import look_at
-from tasks.sight import THINNED_NAME, list_going, see_save, see_saves
+from tasks.sight import GOING, list_going, see_save, see_saves
+from tasks.thinning import sync_folder, thin
 from validators.retention.evaluations import Evaluation
 from validators.retention.evidence import Action, Claim, Pin, RetentionPlan, SeenSave
 from validators.retention.pins import propose_pins
@@ -31,11 +34,12 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it was made of."""
+    """A plan, and what it was made of. `settled` are the run folders whose claims are in it."""
 
     plan: RetentionPlan
     saves: tuple[SeenSave, ...]
     pins: tuple[Pin, ...]
+    settled: frozenset[str] = frozenset()
 
 
 def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs: Path, evaluations: Sequence[Evaluation] = ()) -> Planned:
@@ -52,89 +56,124 @@ def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs:
         The plan.
 
     Raises:
-        FormatError: no save lies in the root, it cannot be listed, or the history of drills is damaged.
+        RequestError: the policy counts tokens, and nobody tells any.
+        FormatError: no save lies in the root, it or `runs` cannot be listed, or the history of drills is damaged.
     """
-    consumed = {line.step: line.consumed for line in log}
-    saves = tuple(replace(save, tokens=consumed.get(save.step, 0) or save.step * policy.tokens_per_step) for save in see_saves(root))
-    going = list_going(root)
+    saves, going = tuple(_count_tokens(root, see_saves(root), policy, log)), list_going(root)
     if not saves and not going:
         raise FormatError("holds no save of a training run", where=str(root), remedy="Point at the folder that holds a folder per step.")
-    pins = propose_pins(log, policy)
-    claims = (*find_claims(runs, root, saves), *find_pointed(root, saves), *_of_results(evaluations, saves))
+    if policy.every_tokens and not any(save.tokens for save in saves):
+        raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
+    pins, settled = propose_pins(log, policy), find_settled(runs)
+    claims = (*find_claims(runs, root, saves), *find_pointed(root, saves), *find_linked(root, saves), *_of_results(evaluations, saves))
     evidence = RetentionEvidence(str(root), saves, claims, pins, find_verified(runs, root, saves), going)
     plan = plan_retention(evidence, policy, lambda save: look_at(root / save.name, save.step).is_complete)
-    return Planned(plan, saves, pins)
+    return Planned(plan, saves, pins, settled)
+
+
+def _count_tokens(root: Path, saves: Sequence[SeenSave], policy: RetentionPolicy, log: Sequence[LogLine]) -> Iterator[SeenSave]:
+    # As the log tells; else as the save itself does, which is opened only where a rule asks for it; else as many as steps make.
+    consumed = {line.step: line.consumed for line in log}
+    for save in saves:
+        told = consumed.get(save.step, 0)
+        if policy.every_tokens and save.is_complete and not told:
+            told = counted_tokens(root / save.name)
+        yield replace(save, tokens=told or save.step * policy.tokens_per_step)
 
 
 def apply_plan(root: Path, planned: Planned, runs: Path) -> tuple[tuple[str, str], ...]:
     """Delete what a plan says, the oldest first; what an interrupted run left goes before.
 
+    Before each deletion it is looked at once more: the save, those that the plan relies on, and who names it now.
+
     Args:
         root: the run's root, resolved.
         planned: made just before.
-        runs: where run folders are: what a run began to read since the plan was made stays.
+        runs: where run folders are.
 
     Returns:
-        What was not done, and why: a save that changed or is read since it was planned, or that could not be deleted.
+        What was not done, and why: a save that changed or is named since it was planned, or that could not be deleted.
+
+    Raises:
+        CommitError: another process is doing the same.
     """
     left = []
-    for name in planned.plan.unfinished:
-        left += _try(name, partial(shutil.rmtree, root / name))
-    seen = {save.name: save for save in planned.saves}
-    for decision in planned.plan.decisions:
-        act = _ACTS.get(decision.action)
-        if act is not None:
-            save = seen[decision.name]
-            left += _try(decision.name, partial(_act_on_same, act, root, save, runs))
+    refusal = CommitError("another --apply of this run is going on", where=str(root), remedy="Wait for it.")
+    with ProcessLock(_lock_path(runs, root), refusal):
+        worker = _Worker(root, planned, runs)
+        for name in planned.plan.unfinished:
+            left += _try(name, partial(worker.finish, name))
+        for decision in planned.plan.decisions:
+            act = worker.acts.get(decision.action)
+            if act is not None:
+                left += _try(decision.name, partial(act, worker.seen[decision.name]))
     return tuple(left)
 
 
-def _act_on_same(act: "_Act", root: Path, save: SeenSave, runs: Path) -> None:
-    for reader in find_readers(runs, root, save.name):
-        raise ChangedError(f"{reader} is reading it")
-    if see_save(root / save.name, save.step, root) != replace(save, tokens=0):
-        raise ChangedError("it changed since it was planned")
-    act(root, save)
+def _lock_path(runs: Path, root: Path) -> Path:
+    return runs / f".retain-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.lock"
 
 
 def _try(name: str, work: Callable[[], None]) -> list[tuple[str, str]]:
     try:
         work()
-    except (OSError, ChangedError) as error:
+    except (OSError, FormatError, ChangedError) as error:
         return [(name, str(error))]
     return []
 
 
-def _delete(root: Path, save: SeenSave) -> None:
-    going = root / f".{save.name}.shardwright-going"
-    (root / save.name).rename(going)
-    _sync(root)
-    shutil.rmtree(going)
+class _Worker:
+    # Deletes saves of one plan.
+    def __init__(self, root: Path, planned: Planned, runs: Path) -> None:
+        self._root, self._planned, self._runs = root, planned, runs
+        self.seen = {save.name: save for save in planned.saves}
+        self.acts: Mapping[Action, Callable[[SeenSave], None]] = {"go": self._delete, "thin": self._thin}
 
+    def finish(self, going: str) -> None:
+        """Delete what a run that was interrupted had renamed away, unless somebody names it: that run may have been about to see so.
 
-def _thin(root: Path, save: SeenSave) -> None:
-    # The mark first: a save without it is whole, one with it is never taken for a whole one.
-    folder = root / save.name
-    if THINNED_NAME not in os.listdir(folder):
-        replace_text(folder / THINNED_NAME, json.dumps({"deleted": save.thinnable}, indent=1) + "\n")
-        _sync(folder)
-    for name in save.thinnable:
-        (folder / name).unlink()
-    for name in sorted({str(Path(name).parent) for name in save.thinnable} - {"."}):
-        if not any((folder / name).iterdir()):
-            (folder / name).rmdir()
+        Args:
+            going: its folder's name.
+        """
+        self._refuse_named(SeenSave(GOING.sub(r"\1", going), 0, 0, 0.0), frozenset())
+        shutil.rmtree(self._root / going)
 
+    def _delete(self, save: SeenSave) -> None:
+        self._look_again(save)
+        folder, going = self._root / save.name, self._root / f".{save.name}.shardwright-going"
+        folder.rename(going)
+        try:
+            self._refuse_named(save)  # whoever begins to read it from here on does not find it; who began before has said so
+        except BaseException:
+            going.rename(folder)
+            raise
+        sync_folder(self._root)
+        try:
+            shutil.rmtree(going)
+        except OSError as error:
+            raise ChangedError(f"half-deleted, as {going.name}: {error}") from error
 
-_Act = Callable[[Path, SeenSave], None]
-_ACTS: Mapping[Action, _Act] = MappingProxyType({"go": _delete, "thin": _thin})
+    def _thin(self, save: SeenSave) -> None:
+        self._look_again(save)
+        thin(list_files(self._root / save.name), save.thinnable, partial(self._refuse_named, save))
 
+    def _look_again(self, save: SeenSave) -> None:
+        self._refuse_named(save)
+        if not self._is_as_planned(save):
+            raise ChangedError("it changed since it was planned")
+        for name in self._planned.plan.relied_on:
+            if not self._is_as_planned(self.seen[name]):
+                raise ChangedError(f"{name}, without which nothing may go, changed since it was planned")
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _is_as_planned(self, save: SeenSave) -> bool:
+        # Deleting one save takes a name from files that others share, and that changes nothing of them.
+        return replace(see_save(self._root / save.name, save.step, self._root), linked=()) == replace(save, tokens=0, linked=())
+
+    def _refuse_named(self, save: SeenSave, settled: frozenset[str] | None = None) -> None:
+        known = self._planned.settled if settled is None else settled
+        claims = (*find_claims(self._runs, self._root, (save,), known), *find_pointed(self._root, (save, *self._planned.saves)))
+        for because in (claim.because for claim in claims if claim.name == save.name):
+            raise ChangedError(because)
 
 
 def _of_results(evaluations: Sequence[Evaluation], saves: Sequence[SeenSave]) -> Iterator[Claim]:

@@ -14,6 +14,9 @@ from tasks.engine.formats.dcp import MODEL_ONLY
 from tasks.engine.formats.folders import list_steps, step_of
 from tasks.engine.formats.reader import CheckpointReader
 from tasks.engine.formats.readers import READERS, open_checkpoint
+from tasks.listing import Listing, list_files
+from tasks.thinning import is_thinned
+from validators.drills.commit import THINNED
 from validators.drills.evidence import PastDrill, Save
 from validators.drills.record import RECORD_NAME
 
@@ -25,6 +28,7 @@ CAUSES: Mapping[re.Pattern[str], str] = MappingProxyType(
         re.compile(r"\.metadata is missing|index is missing"): "uncommitted",
         re.compile(r"interrupted"): "overwritten",
         re.compile(r"holds no model"): "no-model",
+        re.compile(r"^weights only"): THINNED,
     }
 )
 POINTERS = ("latest", "latest_checkpointed_iteration.txt", "checkpoint_last", "last_checkpoint", "latest.txt")
@@ -161,7 +165,9 @@ def look_at(folder: Path, step: int | None, also: tuple[Path, ...] = ()) -> Save
         The save.
     """
     cause = refusal = kind = ""
+    listing = list_files(folder) if folder.is_dir() else Listing(folder, {})
     try:
+        _refuse_thinned(listing)
         catalog = open_checkpoint(folder, also=also).catalog()
         kind = catalog.format
         step = catalog.step if step is None else step
@@ -187,7 +193,13 @@ def look_at(folder: Path, step: int | None, also: tuple[Path, ...] = ()) -> Save
         tuple(sorted({*empty, *temporary})),
         kind,
         tuple(str(root.absolute()) for root in also),
+        listing.digest(),
     )
+
+
+def _refuse_thinned(listing: Listing) -> None:
+    if is_thinned(listing):
+        raise FormatError("weights only: retention deleted its training state", where=str(listing.folder))
 
 
 def _cause_of(words: str) -> str:

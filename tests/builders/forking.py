@@ -56,7 +56,7 @@ class Forker:
     def export(self, request: dict[str, object], log: Path, **order: object) -> Ending:
         """Export in a child; `log` is a folder for what it says.
 
-        Orders: kill_at a step; kill_after seconds; kill_when_left: [folder, entries], when no more are in it; uid; file_nbytes; copy_at.
+        Orders: kill_at a step; kill_after seconds; kill_when_left: [folder, pattern, matches]; uid; file_nbytes; copy_at.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -116,9 +116,9 @@ def _run(order: dict) -> dict[str, object]:
     return {"signal": killed, "refusal": refusal[0], "message": refusal[1], "steps": steps, "seconds": time.monotonic() - begun}
 
 
-def _wait_until_left(folder: str, entries: int, child: int) -> None:
+def _wait_until_left(folder: str, pattern: str, matches: int, child: int) -> None:
     # Returns when no more than so many entries are in the folder, or the child has ended (and is not reaped by asking).
-    while len(os.listdir(folder)) > entries and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+    while sum(1 for _ in Path(folder).glob(pattern)) > matches and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         time.sleep(0.0002)
 
 

@@ -1,11 +1,14 @@
-"""Runs of many saves, each a real DCP save of a tiny model that torch wrote once and that is linked into a folder per step."""
+"""Runs of many saves, each a real DCP save of a tiny model that torch wrote once and that is copied into a folder per step."""
 
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from tests.builders.dcp import save_alone
 
@@ -22,8 +25,28 @@ def make_saves(root: Path, steps: Iterable[int], name: str = "step-{}") -> Path:
         folder = root / name.format(step)
         folder.mkdir(parents=True)
         for file in files:
-            os.link(first / file, folder / file)
+            shutil.copyfile(first / file, folder / file)
+        written_at(folder, step)
     return root
+
+
+def trainers_save(folder: Path, ranks: int = 0) -> Path:
+    """What Trainer leaves, as far as its files' names go, with the random numbers of so many ranks; returns the folder."""
+    folder.mkdir(parents=True)
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    torch.save({}, folder / "optimizer.pt")
+    torch.save({}, folder / "scheduler.pt")
+    for rank in range(ranks):
+        (folder / f"rng_state_{rank}.pth").write_bytes(b"numbers")
+    (folder / "trainer_state.json").write_text("{}")
+    return written_at(folder, int(folder.name.rpartition("-")[2]))
+
+
+def written_at(folder: Path, seconds: int) -> Path:
+    """Set the times of all a save holds to this many seconds after 2001; returns the folder."""
+    for path in folder.rglob("*"):
+        os.utime(path, (1e9 + seconds, 1e9 + seconds), follow_symlinks=False)
+    return folder
 
 
 def verify(root: Path, runs: Path, names: Iterable[str], *, green: bool = True, finished: str = DRILLED_LATER) -> None:
@@ -38,16 +61,27 @@ def verify(root: Path, runs: Path, names: Iterable[str], *, green: bool = True, 
         "green": green,
         "verdict": "restorable",
     }
-    row |= {"rto_seconds": 1.0, "rpo_seconds": 1.0, "nbytes": 1, "drilled": list(names)}
+    drilled = list(names)
+    row |= {"rto_seconds": 1.0, "rpo_seconds": 1.0, "nbytes": 1, "drilled": drilled, "listings": {n: listing_of(root / n) for n in drilled}}
     with (runs / "drills.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
-def report_on(runs: Path, run_id: str, source: str, kind: str = "export", subject: str = "/out") -> Path:
+def listing_of(save: Path) -> str:
+    """What a drill notes of a save's files: sha256 over a line per file, `name NUL size NUL mtime in ns`, sorted by name."""
+    rows = []
+    for path in save.rglob("*"):
+        if not path.is_dir() and path.name not in ("shardwright.record.json", "shardwright.thinned.json"):
+            stat = path.lstat()
+            rows.append(f"{path.relative_to(save)}\0{stat.st_size}\0{stat.st_mtime_ns}\n")
+    return hashlib.sha256("".join(sorted(rows)).encode()).hexdigest()
+
+
+def report_on(runs: Path, run_id: str, source: str, kind: str = "export", subject: str = "/out", **more: str) -> Path:
     """Leave a report's stored form, as far as retention looks at it."""
     folder = runs / run_id
     folder.mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps({"kind": kind, "source": source, "subject": subject}))
+    (folder / "report.json").write_text(json.dumps({"kind": kind, "source": source, "subject": subject, **more}))
     return folder
 
 

@@ -26,7 +26,7 @@ def write_after_the_drill(root: Path) -> None:
     """Touch one of the two verified saves after its drill."""
     path = root / "step-90" / "added"
     path.touch()
-    os.utime(path, (5e9, 5e9))
+    os.utime(path, (1e9 + 90, 1e9 + 90))
 
 
 def lose_the_marker(root: Path) -> None:
@@ -35,8 +35,14 @@ def lose_the_marker(root: Path) -> None:
 
 
 def block_deletion(root: Path) -> None:
-    """Put a folder where a save is renamed to, so that it cannot be."""
+    """Put a file where a save is renamed to, so that it cannot be."""
     (root / ".step-10.shardwright-going").write_text("in the way")
+
+
+def go_back(root: Path) -> None:
+    """Write an early step again, after all others."""
+    for path in (root / "step-30").iterdir():
+        os.utime(path, (2e9, 2e9))
 
 
 def leave(_: Path) -> None:
@@ -47,6 +53,8 @@ FAULTS: tuple[RetentionFault, ...] = (
     RetentionFault("no_drill_is_known", "retention.unverified", forget_drills),
     RetentionFault("written_after_its_drill", "retention.unverified", write_after_the_drill),
     RetentionFault("marker_of_a_save_lost", "retention.incomplete", lose_the_marker),
+    RetentionFault("training_went_back", "retention.backward", go_back),
+    RetentionFault("spikes_wanted_without_a_log", "retention.unlogged", leave, {"pin_spikes": True}),
     RetentionFault("budget_below_what_must_stay", "retention.over-budget", leave, {"budget_nbytes": 10}),
     RetentionFault("weights_in_the_same_files", "retention.not-thinned", leave, {"weights_only_every_steps": 20}),
     RetentionFault("save_that_cannot_be_removed", "retention.left", block_deletion, apply=True),

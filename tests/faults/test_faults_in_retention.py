@@ -25,7 +25,7 @@ def root(tmp_path) -> Path:
 
 def _retain(root: Path, policy: dict, *, apply: bool) -> Retained:
     path = root.parent / "retain.yaml"
-    path.write_text(yaml.safe_dump(policy))
+    path.write_text(yaml.safe_dump({"keep_last": 3} | policy))
     return retain(RetainRequest(root=root, policy=path, apply=apply, runs=root.parent / "runs"))
 
 
@@ -38,7 +38,7 @@ def test_fault_is_caught_by_its_code(fault, root):
 
 
 def test_the_sound_run_is_thinned_out_without_a_word(root):
-    retained = _retain(root, {}, apply=True)
+    retained = _retain(root, {"keep_last": 3}, apply=True)
     assert [found for result in retained.report.results for found in result.findings] == []
     assert retained.report.verdict().green
     assert names_in(root) == {"step-80", "step-90", "step-100"}

@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from flows.drill_requests import DrillRequest
 from flows.export import run_export
@@ -20,7 +18,7 @@ from flows.run import PlainRunner, Silent
 from reports.errors import FormatError, RequestError
 from tasks.engine.formats.readers import open_checkpoint
 from tests.builders.cases import find_case
-from tests.builders.many_saves import make_saves, names_in, report_on, verify
+from tests.builders.many_saves import make_saves, names_in, report_on, verify, written_at
 
 
 def _run(root: Path, *steps: int) -> Path:
@@ -30,12 +28,11 @@ def _run(root: Path, *steps: int) -> Path:
     return root
 
 
-def keep(root: Path, policy: str = "", **options: object) -> Retained:
+def keep(root: Path, rules: str = "keep_last: 3\n", **options: object) -> Retained:
     """Retain without a command line."""
-    (root.parent / "retain.yaml").write_text(policy)
-    return retain(
-        RetainRequest.model_validate({"root": root, "policy": root.parent / "retain.yaml", "runs": root.parent / "runs", **options})
-    )
+    (root.parent / "retain.yaml").write_text(rules)
+    given = {"root": root, "policy": root.parent / "retain.yaml", "runs": root.parent / "runs"}
+    return retain(RetainRequest.model_validate(given | options))
 
 
 def kept(retained: Retained) -> set[str]:
@@ -80,6 +77,19 @@ def test_a_policy_that_is_none_is_refused_with_its_line(tmp_path, policy, told):
     root = _run(tmp_path / "run")
     with pytest.raises(RequestError, match=told):
         keep(root, policy)
+
+
+def test_a_policy_that_says_nothing_is_refused(tmp_path):
+    # A file that was cut short would otherwise thin out the whole history by the defaults.
+    with pytest.raises(RequestError, match="says nothing of what to keep"):
+        keep(_run(tmp_path / "run"), "# to do\n")
+
+
+def test_nothing_is_deleted_without_a_policy(tmp_path):
+    root = _run(tmp_path / "run")
+    with pytest.raises(RequestError, match="deletes nothing without a policy"):
+        keep(root, apply=True, policy=None)
+    assert len(names_in(root)) == 10
 
 
 def test_a_root_without_saves_is_refused(tmp_path):
@@ -166,6 +176,7 @@ def test_links_are_not_followed_out_of_the_root(tmp_path):
     root = _run(tmp_path / "run")
     (root / "step-5").symlink_to(outside / "step-5")
     (root / "step-10" / "extra").symlink_to(tmp_path)
+    written_at(root / "step-10", 10)
     retained = keep(root, apply=True)
     assert "a link, which is not followed" in str(retained.planned.plan.decisions[0].because)
     assert (root / "step-5").is_symlink()
@@ -218,6 +229,7 @@ def test_a_save_that_looks_whole_but_is_not_is_not_what_others_go_for(tmp_path):
     content = (root / "step-40" / ".metadata").read_bytes()
     (root / "step-40" / ".metadata").unlink()
     (root / "step-40" / ".metadata").write_bytes(content.replace(b"state_dict_metadata", b"state_dict_metadatx"))
+    written_at(root / "step-40", 40)
     assert kept(keep(root, "keep_last: 2\nevery_steps: 40\n")) == {"step-10", "step-50", "step-80", "step-90", "step-100"}
 
 
@@ -239,34 +251,6 @@ def test_tokens_of_the_log_space_the_saves(tmp_path):
     root = _run(tmp_path / "run")
     (tmp_path / "log.csv").write_text("step,loss,tokens\n" + "".join(f"{step},2.0,100\n" for step in range(1, 101)))
     assert kept(keep(root, "every_tokens: 5000\nkeep_last: 1\n", log=tmp_path / "log.csv")) == {"step-10", "step-50", "step-90", "step-100"}
-
-
-def _trainers_save(folder: Path) -> None:
-    """What Trainer leaves, as far as its files' names go."""
-    folder.mkdir(parents=True)
-    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
-    for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
-        torch.save({}, folder / name) if name.endswith(".pt") else (folder / name).write_text("{}")
-
-
-def test_a_thinning_that_was_killed_is_finished_by_the_next_run_whatever_the_policy(tmp_path):
-    root = tmp_path / "run"
-    for step in range(1, 7):
-        _trainers_save(root / f"checkpoint-{step}")
-    verify(root, tmp_path / "runs", ["checkpoint-5", "checkpoint-6"])
-    # As a kill leaves it: the mark is there, one of two files is gone.
-    (root / "checkpoint-2" / "shardwright.thinned.json").write_text('{"deleted": ["optimizer.pt", "scheduler.pt"]}')
-    (root / "checkpoint-2" / "optimizer.pt").unlink()
-    dry = keep(root, "keep_last: 6\n")
-    assert [(decision.name, decision.action) for decision in dry.planned.plan.of("thin")] == [("checkpoint-2", "thin")]
-    keep(root, "keep_last: 6\n", apply=True)
-    assert {path.name for path in (root / "checkpoint-2").iterdir()} == {
-        "model.safetensors",
-        "trainer_state.json",
-        "shardwright.thinned.json",
-    }
-    assert len(names_in(root)) == 6
-    assert keep(root, "keep_last: 6\n").planned.plan.of("thin") == ()
 
 
 def test_a_save_that_vanishes_while_it_is_looked_at_is_passed_by(tmp_path, monkeypatch):

@@ -6,13 +6,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import retain as retain_steps
 from tasks.retain import apply_plan, plan_root
-from tests.builders.many_saves import make_saves, names_in, report_on, verify
-from validators.retention.evidence import Claim, Pin, RetentionPlan, SeenSave
+from tests.builders.many_saves import names_in, report_on, trainers_save, verify
+from validators.retention.evidence import THINNED, Claim, Pin, RetentionPlan, SeenSave
 from validators.retention.plan import MIN_VERIFIED, RetentionEvidence, plan_retention
 from validators.retention.policy import PinRow, RetentionPolicy
 
@@ -46,8 +47,8 @@ def histories(draw) -> tuple[RetentionEvidence, frozenset[str]]:
             f"step-{step}",
             step,
             draw(st.integers(1, 20)),
-            0.0,
-            "cut short" if step in incomplete else "",
+            float(draw(st.sampled_from([step, 300 - step]))),  # in the order of steps, or as a run that went back leaves them
+            draw(st.sampled_from(["cut short", THINNED])) if step in incomplete else "",
             tokens=10 * step,
             thinnable=("optimizer.pt",) if draw(st.booleans()) else (),
         )
@@ -68,7 +69,8 @@ def test_nothing_goes_that_must_stay(history, policy):
     whole = [save for save in evidence.saves if save.is_complete and save.name not in broken]
     verified = [save.name for save in whole if save.name in evidence.verified]
     assert [decision.name for decision in plan.decisions] == [save.name for save in evidence.saves]
-    assert not acted & {save.name for save in evidence.saves if not save.is_complete}
+    assert not acted & {save.name for save in evidence.saves if not save.is_complete and not save.is_half_thinned}
+    assert max(evidence.saves, key=lambda save: (save.saved_at, save.step)).name not in acted
     assert not acted & {claim.name for claim in evidence.claims}
     assert not acted & {save.name for save in (evidence.saves[-1:] + tuple(whole[-policy.keep_last :]))}
     assert not acted & set(verified[-MIN_VERIFIED:])
@@ -86,7 +88,9 @@ def test_a_plan_made_again_after_it_was_carried_out_has_nothing_left_to_do(histo
     evidence, broken = history
     plan = plan_retention(evidence, policy, lambda save: save.name not in broken)
     kept = {decision.name for decision in plan.of("keep")}
-    after = replace(evidence, saves=tuple(save for save in evidence.saves if save.name in kept))
+    thinned = {decision.name for decision in plan.of("thin")}
+    left = (replace(save, cause=THINNED, thinnable=()) if save.name in thinned else save for save in evidence.saves)
+    after = replace(evidence, saves=tuple(save for save in left if save.name in kept | thinned))
     again = plan_retention(after, policy, lambda save: save.name not in broken)
     assert again.of("go") == again.of("thin") == ()
 
@@ -101,35 +105,55 @@ def test_what_is_done_is_what_the_dry_run_said_however_often_it_crashes(data):
     with tempfile.TemporaryDirectory() as base:
         root, runs = Path(base) / "run", Path(base) / "runs"
         steps = data.draw(STEPS)
-        make_saves(root, steps)
+        for step in steps:
+            trainers_save(root / f"step-{step}")
         chosen = data.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=4))
         verify(root, runs, [f"step-{step}" for step in chosen])
-        report_on(runs, "export-1", f"{root}/step-{data.draw(st.sampled_from(steps))} (step)")
+        named = f"step-{data.draw(st.sampled_from(steps))}"
+        report_on(runs, "export-1", f"{root}/{named} (step)")
         policy = data.draw(policies())
         before = names_in(root)
         dry = plan_root(root.resolve(), policy, (), runs).plan
         _apply_with_crashes(root.resolve(), policy, runs, data.draw(st.integers(0, 2**32)))
         assert names_in(root) == before - {decision.name for decision in dry.of("go")}
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
+        thinned = {path.parent.name for path in root.glob("*/shardwright.thinned.json")}
+        assert thinned == {decision.name for decision in dry.of("thin")}
+        last_two = [f"step-{step}" for step in sorted({*chosen})[-MIN_VERIFIED:]]
+        for name in {named, f"step-{max(steps)}", *last_two}:
+            assert {path.name for path in (root / name).iterdir()} == WHOLE
+        for name in thinned:
+            assert {path.name for path in (root / name).iterdir() if not path.name.startswith(".")} == WHOLE - STATE | {MARK}
+
+
+MARK, STATE = "shardwright.thinned.json", {"optimizer.pt", "scheduler.pt"}
+WHOLE = STATE | {"model.safetensors", "trainer_state.json"}
 
 
 def _apply_with_crashes(root: Path, policy: RetentionPolicy, runs: Path, seed: int) -> RetentionPlan:
-    # Each deletion of a file may be the last thing a process does; the next process plans anew.
-    chance, real = random.Random(seed), shutil.rmtree
+    # Each deletion of a file, and each renaming, may be the last thing a process does; the next process plans anew.
+    chance, crashing = random.Random(seed), pytest.MonkeyPatch()
+    rmtree, unlink, rename = shutil.rmtree, Path.unlink, Path.rename
 
-    def rmtree(path: Path) -> None:
-        if chance.random() < 0.3:
-            next(iter(sorted(Path(path).iterdir())), Path(path) / "none").unlink(missing_ok=True)
+    def crash(path: Path) -> None:
+        if root in path.parents and chance.random() < 0.1:
             raise Crash
-        real(path)
+
+    def remove(path: Path) -> None:
+        for file in sorted(Path(path).iterdir()):
+            crash(file)
+            unlink(file)
+        rmtree(path)
 
     while True:
-        retain_steps.shutil.rmtree = rmtree
+        crashing.setattr(retain_steps.shutil, "rmtree", remove)
+        crashing.setattr(Path, "unlink", lambda path, **options: (crash(path), unlink(path, **options)))
+        crashing.setattr(Path, "rename", lambda path, target: (rename(path, target), crash(path)))
         try:
             planned = plan_root(root, policy, (), runs)
             assert apply_plan(root, planned, runs) == ()
         except Crash:
             continue
         finally:
-            retain_steps.shutil.rmtree = real
+            crashing.undo()
         return planned.plan

@@ -9,6 +9,7 @@ from validators.check import Outcome
 from validators.drills.check import DrillCheck
 from validators.drills.evidence import Drilled, DrillEvidence, Save
 
+THINNED = "thinned"  # cause of a save that retention left its weights only: meant to be so
 # Cause of an incomplete save → its code
 PASSED_OVER = {
     "uncommitted": "commit.uncommitted",
@@ -48,7 +49,7 @@ def examine(evidence: DrillEvidence) -> Outcome:
 
 
 def _judge(save: Save) -> Iterator[Finding]:
-    if not save.is_complete:
+    if not save.is_complete and save.cause != THINNED:
         yield finding(PASSED_OVER[save.cause], save.name, expected="a complete save", found=save.refusal)
     for name in save.leftovers if save.is_complete else ():
         yield finding("commit.leftover", f"{save.name}/{name}", expected="no temporary or empty file", found=name)

@@ -12,7 +12,7 @@ class Save:
     """One save under a run's root. `cause` is one word for what is wrong with it, "" when it is complete; `refusal` the sentence.
 
     `saved_at` is when its newest file was written (seconds since 1970); `leftovers` are temporary or empty files in it. `format` is the
-    reader's name, "" where none read it; `also` are the other roots it lies in.
+    reader's name, "" where none read it; `also` are the other roots it lies in; `listing` is a digest of its files' names, sizes and times.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Save:
     leftovers: tuple[str, ...]
     format: str = ""
     also: tuple[str, ...] = ()
+    listing: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -133,6 +134,8 @@ class Sabotage:
 class PastDrill:
     """One row of the history: what an earlier drill of this run found. Times are ISO 8601; seconds and bytes are of the newest save,
     None where they are not known; so are `step` and `consumed_tokens`. `root` is the run's real path, put there by the history.
+    `drilled` are the saves that were read whole, `listings` the digests of their files' names and times before that; `damaged` those that
+    could not be.
     """
 
     run_id: str
@@ -151,6 +154,8 @@ class PastDrill:
     spelling: str = ""
     root: str = ""
     consumed_tokens: int | None = None
+    listings: Mapping[str, str] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

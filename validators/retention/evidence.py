@@ -15,7 +15,9 @@ THINNED = "weights only: its training state was deleted"  # the cause of a save 
 class SeenSave:
     """One save. `cause` says why it is not complete, "" when it is; `saved_at` is when its newest file was written (seconds since 1970);
     `tokens` are those consumed at its step, 0 where nobody tells. `thinnable` are the files of its training state, where they are apart
-    from its weights, and their bytes.
+    from its weights, and their bytes; `is_stateless` says that its format has them apart, and none is there. `listing` is a digest of its
+    files' names, sizes and times; `leaving` are the real paths that links in it lead to outside of it; `linked` are its files that have
+    other names too: (inode, names, bytes).
     """
 
     name: str
@@ -26,6 +28,10 @@ class SeenSave:
     tokens: int = 0
     thinnable: tuple[str, ...] = ()
     thinnable_nbytes: int = 0
+    listing: str = ""
+    leaving: tuple[str, ...] = ()
+    linked: tuple[tuple[int, int, int], ...] = ()
+    is_stateless: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -33,9 +39,14 @@ class SeenSave:
         return not self.cause
 
     @property
+    def is_thinned(self) -> bool:
+        """Whether its weights alone are left, or will be."""
+        return self.cause == THINNED
+
+    @property
     def is_half_thinned(self) -> bool:
         """Whether an interrupted run left a part of the training state it was deleting."""
-        return self.cause == THINNED and bool(self.thinnable)
+        return self.is_thinned and bool(self.thinnable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,9 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one save, and why. `freed_nbytes` are bytes that going or thinning gives back."""
+    """What becomes of one save, and why. `freed_nbytes` are bytes that going or thinning gives back; `unthinnable` says that thinning was
+    wanted, and its files hold the rest too.
+    """
 
     name: str
     step: int
@@ -68,19 +81,23 @@ class Decision:
     because: tuple[str, ...]
     nbytes: int
     freed_nbytes: int = 0
+    unthinnable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
     """One decision per save, by step, the oldest first. `unfinished` are folders that an interrupted run left, which go first.
 
-    `blocked` says why nothing may go, "" when it may.
+    `blocked` says why nothing may go, "" when it may. `relied_on` are the saves without which nothing may go: they are looked at again
+    before each deletion. `backward` are saves that were written before one of an earlier step: training went back.
     """
 
     root: str
     decisions: tuple[Decision, ...]
     unfinished: tuple[str, ...] = ()
     blocked: str = ""
+    relied_on: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
 
     def of(self, action: Action) -> tuple[Decision, ...]:
         """Return the decisions of one kind.

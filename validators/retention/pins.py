@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from validators.retention.evidence import Pin
+from validators.retention.evidence import Pin, SeenSave
 from validators.retention.policy import RetentionPolicy
 from validators.retention.spikes import Spike, find_spikes
 from validators.retention.training_log import LogLine
+
+_OF_LOG = frozenset({"pin_spikes", "pin_data_switches", "spikes"})  # fields of the policy that do nothing without a log
 
 
 def propose_pins(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Pin, ...]:
@@ -24,6 +26,27 @@ def propose_pins(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Pin, 
     beside_spikes = (Pin(spike.first - 1, spike.last + 1, f"beside the loss spike at {spike.spell()}") for spike in spikes)
     beside_switches = (Pin(early.step, late.step, f"beside {spell_switch(early, late)}") for early, late in switches)
     return (*beside_spikes, *beside_switches)
+
+
+def list_unlogged(saves: Sequence[SeenSave], log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[str, ...]:
+    """Return the complete saves beside which a log cannot show what the policy pins.
+
+    Args:
+        saves: of the run.
+        log: the run's log, in order of steps; empty without one.
+        policy: what is pinned.
+
+    Returns:
+        Names of the saves outside of what the log tells a loss, or a version of the data, of. Without a log all of them, if the policy asks
+        for such pins in so many words.
+    """
+    if not log and not policy.model_fields_set & _OF_LOG:
+        return ()
+    told = [line.step for line in log if (policy.pin_spikes and line.loss is not None) or (policy.pin_data_switches and line.data)]
+    if not (policy.pin_spikes or policy.pin_data_switches):
+        return ()
+    first, last = (min(told), max(told)) if told else (0, -1)
+    return tuple(save.name for save in saves if save.is_complete and not first <= save.step <= last)
 
 
 def spikes_of(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Spike, ...]:

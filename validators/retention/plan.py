@@ -7,8 +7,8 @@ A save that others of its stretch go for must be whole; so rules that choose one
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
 from types import MappingProxyType
 
 from reports.spell import spell_bytes
@@ -49,15 +49,19 @@ def plan_retention(evidence: RetentionEvidence, policy: RetentionPolicy, is_whol
     whole = _Opened(is_whole)
     reasons: dict[str, list[str]] = {save.name: [] for save in evidence.saves}
     complete = [save for save in evidence.saves if save.is_complete]
-    for save, because in (*_held(evidence, whole), *_ruled(complete, policy, evidence.pins, whole)):
+    verified = [save for save in complete if save.name in evidence.verified and whole(save)][-MIN_VERIFIED:]
+    newest = next((save for save in reversed(complete) if whole(save)), None)
+    for save, because in (*_held(evidence, verified, newest), *_ruled(complete, policy, evidence.pins, whole)):
         reasons[save.name].append(because)
-    verified = [save for save in complete if save.name in evidence.verified and whole(save)]
-    blocked = ""
-    if len(verified) < MIN_VERIFIED:
-        blocked = f"{len(verified)} that a green drill has read whole"
-    thinned = {save.name for save in _stretches(complete, lambda save: save.step, policy.weights_only_every_steps, whole)}
+    for save in _within_budget(evidence.saves, policy.budget_nbytes, {name for name, because in reasons.items() if because}):
+        reasons[save.name].append(f"budget_nbytes: {spell_bytes(policy.budget_nbytes)}")
+    blocked = f"{len(verified)} that a green drill has read whole" if len(verified) < MIN_VERIFIED else ""
+    thinned = _to_thin(evidence.saves, policy, whole)
     decisions = tuple(_decide(save, reasons[save.name], save.name in thinned, blocked) for save in evidence.saves)
-    return RetentionPlan(evidence.root, decisions, evidence.unfinished, blocked)
+    relied_on = dict.fromkeys(save.name for save in (*verified, *([newest] if newest else [])))
+    return RetentionPlan(
+        evidence.root, _count_freed(decisions, evidence.saves), evidence.unfinished, blocked, tuple(relied_on), _backward(complete)
+    )
 
 
 class _Opened:
@@ -72,32 +76,57 @@ class _Opened:
 
 
 def _decide(save: SeenSave, because: list[str], is_thinned: bool, blocked: str) -> Decision:
-    if save.is_half_thinned:
-        return Decision(save.name, save.step, "thin", ("an interrupted run was thinning it",), save.nbytes, save.thinnable_nbytes)
     if because:
         return Decision(save.name, save.step, "keep", tuple(because), save.nbytes)
     if blocked:
         return Decision(save.name, save.step, "keep", (f"nothing goes before {MIN_VERIFIED} saves are verified: {blocked}",), save.nbytes)
+    if save.is_half_thinned:
+        return Decision(save.name, save.step, "thin", ("an interrupted run was thinning it",), save.nbytes, save.thinnable_nbytes)
     if is_thinned and save.thinnable:
         told = ("weights only, by weights_only_every_steps",)
         return Decision(save.name, save.step, "thin", told, save.nbytes, save.thinnable_nbytes)
     if is_thinned:
         told = ("weights_only_every_steps, but its weights and its training state lie in the same files",)
-        return Decision(save.name, save.step, "keep", told, save.nbytes)
+        return Decision(save.name, save.step, "keep", told, save.nbytes, unthinnable=True)
     return Decision(save.name, save.step, "go", ("no rule keeps it",), save.nbytes, save.nbytes)
 
 
-def _held(evidence: RetentionEvidence, whole: WholeSaves) -> Kept:
+def _count_freed(decisions: tuple[Decision, ...], saves: tuple[SeenSave, ...]) -> tuple[Decision, ...]:
+    # A file with several names gives its bytes back with the last of them, or never.
+    going = {decision.name for decision in decisions if decision.action == "go"}
+    left = {inode: names for save in saves for inode, names, _ in save.linked}
+    if not left:
+        return decisions
+    counted = []
+    for decision, save in zip(decisions, saves, strict=True):
+        freed = decision.freed_nbytes
+        for inode, _, nbytes in save.linked if save.name in going else ():
+            left[inode] -= 1
+            freed -= nbytes if left[inode] else 0
+        counted.append(replace(decision, freed_nbytes=freed))
+    return tuple(counted)
+
+
+def _backward(complete: Sequence[SeenSave]) -> tuple[str, ...]:
+    found, latest = [], 0.0
+    for save in complete:
+        if save.saved_at < latest:
+            found.append(save.name)
+        latest = max(latest, save.saved_at)
+    return tuple(found)
+
+
+def _held(evidence: RetentionEvidence, verified: list[SeenSave], newest: SeenSave | None) -> Kept:
     # What holds whatever the policy says.
     for save in evidence.saves:
-        if not save.is_complete:
-            yield save, f"not acted on: {save.cause}"
+        if not save.is_complete and not save.is_half_thinned:
+            yield save, save.cause if save.is_thinned else f"not acted on: {save.cause}"
     yield from ((save, "the newest") for save in evidence.saves[-1:])
-    newest = next((save for save in reversed(evidence.saves) if save.is_complete and whole(save)), None)
-    if newest is not None:
-        yield newest, "the newest complete one"
-    verified = [save for save in evidence.saves if save.is_complete and save.name in evidence.verified and whole(save)]
-    yield from ((save, "among the last two verified") for save in verified[-MIN_VERIFIED:])
+    yield from ((save, "the newest complete one") for save in [newest] if save is not None)
+    latest = max(evidence.saves, key=lambda save: (save.saved_at, save.step), default=None)
+    if latest is not None and latest != evidence.saves[-1]:
+        yield latest, "the latest written: training went back to before it"
+    yield from ((save, "among the last two verified") for save in verified)
     named = {save.name: save for save in evidence.saves}
     yield from ((named[claim.name], claim.because) for claim in evidence.claims if claim.name in named)
 
@@ -115,13 +144,10 @@ def _ruled(complete: list[SeenSave], policy: RetentionPolicy, pins: Sequence[Pin
 
 
 def _last(complete: list[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> Iterator[SeenSave]:
-    found = 0
-    for save in reversed(complete):
-        if found == policy.keep_last:
-            return
-        if whole(save):
-            found += 1
-            yield save
+    # By step, and by time: a run that went back writes lower steps than those it left behind.
+    by_time = sorted(complete, key=lambda save: (save.saved_at, save.step))
+    chosen = (islice(filter(whole, reversed(order)), policy.keep_last) for order in (complete, by_time))
+    yield from {save.name: save for saves in chosen for save in saves}.values()
 
 
 def _every_steps(complete: list[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> Iterator[SeenSave]:
@@ -132,18 +158,20 @@ def _every_tokens(complete: list[SeenSave], policy: RetentionPolicy, whole: Whol
     return _stretches([save for save in complete if save.tokens], lambda save: save.tokens, policy.every_tokens, whole)
 
 
-def _within_budget(complete: list[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> Iterator[SeenSave]:
-    used = 0
-    for save in reversed(complete):
-        used += save.nbytes
-        if used > policy.budget_nbytes:
-            return
-        yield save
+def _within_budget(saves: Sequence[SeenSave], budget_nbytes: int, kept: set[str]) -> Iterator[SeenSave]:
+    # The newest of those that nothing else keeps, as far as they fit beside what stays anyway.
+    used = sum(save.nbytes for save in saves if save.name in kept)
+    for save in reversed(saves):
+        if save.is_complete and save.name not in kept:
+            used += save.nbytes
+            if used > budget_nbytes:
+                return
+            yield save
 
 
 # Field of the policy → the saves it keeps, where it is not 0
 RULES: Mapping[str, Callable[[list[SeenSave], RetentionPolicy, WholeSaves], Iterator[SeenSave]]] = MappingProxyType(
-    {"keep_last": _last, "every_steps": _every_steps, "every_tokens": _every_tokens, "budget_nbytes": _within_budget}
+    {"keep_last": _last, "every_steps": _every_steps, "every_tokens": _every_tokens}
 )
 
 
@@ -156,6 +184,17 @@ def _stretches(saves: Sequence[SeenSave], count: Callable[[SeenSave], int], leng
         chosen = alike[0] if len(alike) == 1 else next((save for save in alike if whole(save)), None)
         if chosen is not None:
             yield chosen
+
+
+def _to_thin(saves: Sequence[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> frozenset[str]:
+    # Of each stretch one; where an earlier run has thinned one, that is it.
+    if not policy.weights_only_every_steps:
+        return frozenset()
+    kept = [save for save in saves if save.is_complete or save.is_thinned]
+    stretches = (list(group) for _, group in groupby(kept, lambda save: save.step // policy.weights_only_every_steps))
+    fresh = (alike for alike in stretches if not any(save.is_thinned for save in alike))
+    chosen = (next((save for save in alike if whole(save)), None) for alike in fresh)
+    return frozenset(save.name for save in chosen if save is not None)
 
 
 def _around(complete: list[SeenSave], pin: Pin, whole: WholeSaves) -> Iterator[SeenSave]:

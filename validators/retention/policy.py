@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from reports.errors import RequestError
 from validators.marked_text import read_marked, read_text, refuse
 
 _Count = Annotated[int, Field(ge=0)]
@@ -41,7 +42,7 @@ class RetentionPolicy(_Strict):
     """What to keep. 0 switches a rule off; the newest saves are always kept.
 
     `every_steps` and `every_tokens` keep the first save of each stretch; `weights_only_every_steps` keeps its weights alone, where the
-    format has them in files of their own; `budget_nbytes` keeps the newest that fit into it.
+    format has them in files of their own; `budget_nbytes` keeps the newest that fit into it beside what must stay.
     """
 
     keep_last: Annotated[int, Field(ge=1)] = 3
@@ -72,10 +73,14 @@ def read_retention_policy(path: Path) -> RetentionPolicy:
         The policy; rules it does not name are off, and the last three saves are kept.
 
     Raises:
-        RequestError: not YAML, an unknown rule, or a value of the wrong kind; names file and line.
+        RequestError: empty, not YAML, an unknown rule, or a value of the wrong kind; names file and line.
     """
     root, content = read_marked(read_text(path, remedy="docs/retention.md shows a policy."), path)
+    if content is None:
+        raise RequestError(
+            "says nothing of what to keep", where=str(path), remedy="Write keep_last: 3, say; docs/retention.md shows a policy."
+        )
     try:
-        return RetentionPolicy.model_validate({} if content is None else content)
+        return RetentionPolicy.model_validate(content)
     except ValidationError as refused:
         raise refuse(refused, root, path, _ALLOWED) from None

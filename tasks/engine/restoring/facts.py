@@ -111,9 +111,16 @@ def _read_items(catalog: Catalog, items: Sequence[StateItem]) -> tuple[dict[str,
             unread[item.fqn] = error.what
             continue
         keys += [key for key, _ in leaves[:MAX_LEAVES]]
-        if len(leaves) <= MAX_LEAVES or all(isinstance(value, str) for _, value in leaves):
-            values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
+        if len(leaves) > MAX_LEAVES and not all(isinstance(value, str) for _, value in leaves):
+            leaves = [leaf for leaf in leaves if _is_named(item.fqn, leaf[0])]
+        values |= {key: _storable(value) for key, value in leaves if isinstance(value, Scalar)}
     return values, keys, unread
+
+
+def _is_named(fqn: str, key: str) -> bool:
+    # A field of the object itself, such as Trainer's step beside its long history; a place in a list of hundreds says nothing.
+    inner = key.removeprefix(f"{fqn}.")
+    return "." not in inner and not inner.isdigit()
 
 
 def known_shape(catalog: Catalog, tensor: SourceTensor) -> tuple[int, ...]:

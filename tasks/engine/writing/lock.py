@@ -1,4 +1,4 @@
-"""Who may write to a destination: nobody where something is, else one export at a time.
+"""Who may write: to a destination nobody where something is, else one export at a time.
 
 An advisory lock on a file beside it, freed by the kernel when its holder dies. Ours, since filelock leaves the lock file behind: this one
 is removed under the lock, and a lock won on a removed file does not count.
@@ -28,17 +28,17 @@ def refuse_taken(destination: Path) -> None:
         raise CommitError(kind, where=str(destination), remedy="Nothing is ever overwritten: choose another --to, or remove it yourself.")
 
 
-class DestinationLock:
-    """Context manager that holds the lock of a destination.
+class ProcessLock:
+    """Context manager that one process holds at a time.
 
     Args:
-        path: the lock file, `.OUT.shardwright.lock`.
-        subject: what is locked, for the message.
-        wait: whether to wait for another holder instead of raising.
+        path: the lock file, such as `.OUT.shardwright.lock`.
+        refusal: raised where another process holds it.
+        wait: whether to wait for that one instead.
     """
 
-    def __init__(self, path: Path, subject: Path, *, wait: bool = False) -> None:
-        self._path, self._subject, self._fd = path, subject, -1
+    def __init__(self, path: Path, refusal: CommitError, *, wait: bool = False) -> None:
+        self._path, self._refusal, self._fd = path, refusal, -1
         self._how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
 
     def __enter__(self) -> Self:
@@ -48,9 +48,7 @@ class DestinationLock:
                 fcntl.flock(fd, self._how)
             except BlockingIOError:
                 os.close(fd)
-                raise CommitError(
-                    "another export to this destination is running", where=str(self._subject), remedy="Wait for it, or choose another --to."
-                ) from None
+                raise self._refusal from None
             if self._is_current(fd):
                 self._fd = fd
                 return self

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from reports.errors import CommitError
 from tasks.engine.planning.plan import FilePlan
 from tasks.engine.writing.execute import FileRecord
-from tasks.engine.writing.lock import DestinationLock, refuse_taken
+from tasks.engine.writing.lock import ProcessLock, refuse_taken
 from validators.release import MANIFEST_NAME, MARKER_NAME, sha256_of
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
@@ -158,7 +159,7 @@ class Stage:
         return self.folder / _PROGRESS / f"{name}.json"
 
 
-def lock_of(destination: Path, *, wait: bool = False) -> DestinationLock:
+def lock_of(destination: Path, *, wait: bool = False) -> ProcessLock:
     """Return the lock that an export to `destination` must hold.
 
     Args:
@@ -168,7 +169,10 @@ def lock_of(destination: Path, *, wait: bool = False) -> DestinationLock:
     Returns:
         A context manager.
     """
-    return DestinationLock(destination.parent / f".{destination.name}.shardwright.lock", destination, wait=wait)
+    refusal = CommitError(
+        "another export to this destination is running", where=str(destination), remedy="Wait for it, or choose another --to."
+    )
+    return ProcessLock(destination.parent / f".{destination.name}.shardwright.lock", refusal, wait=wait)
 
 
 def stale_stages(destination: Path) -> list[Path]:

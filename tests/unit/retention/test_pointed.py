@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tasks.claims import find_claims, find_pointed
+from tasks.claims import find_claims
+from tasks.pointed import find_pointed
 from tasks.saves import list_saves
 from tasks.sight import see_saves
 from tests.builders.many_saves import make_saves, report_on

@@ -1,0 +1,91 @@
+"""What lies in a training run's own root and names a save: pointer files, links, and Trainer's best model."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+
+from reports.paths import real_path
+from tasks.claims import save_of
+from tasks.engine.formats.folders import list_names
+from tasks.saves import read_pointers
+from validators.retention.evidence import Claim, SeenSave
+
+_TRAINER_STATE = "trainer_state.json"
+
+
+def find_pointed(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
+    """Return the saves that something in the run's own root names.
+
+    Args:
+        root: the training run's root, resolved.
+        saves: its saves.
+
+    Returns:
+        Claims: of pointer files, of links (`best -> step-200`), of the best model that Trainer remembers.
+
+    Raises:
+        FormatError: the root cannot be listed.
+    """
+    return (*_by_pointer(root, saves), *_by_link(root, saves), *_by_trainer(root, saves))
+
+
+def find_linked(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
+    """Return the saves to which links inside of other folders lead: another save, or a folder beside the saves. All of them are walked.
+
+    Args:
+        root: the training run's root, resolved.
+        saves: its saves.
+
+    Returns:
+        Claims.
+
+    Raises:
+        FormatError: the root cannot be listed.
+    """
+    names = {save.name for save in saves}
+    found = [(save.name, Path(target)) for save in saves for target in save.leaving]
+    for other in list_names(root):
+        if other.endswith("/") and other[:-1] not in names and not (root / other[:-1]).is_symlink():
+            found += [(str(link.relative_to(root)), real_path(link)) for link in _links_in(root / other)]
+    return tuple(Claim(name, f"a link in {where} leads to it") for where, target in found if (name := save_of(target, root)) in names)
+
+
+def _links_in(folder: Path) -> Iterator[Path]:
+    for inner, folders, files in os.walk(folder):
+        yield from (path for path in (Path(inner, name) for name in (*folders, *files)) if path.is_symlink())
+
+
+def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    # `latest` says a folder's name, or a path that holds it; Megatron's tracker a step.
+    for pointer, named in read_pointers(root).items():
+        said = {named, *PurePath(named).parts}
+        yield from (Claim(save.name, f"the pointer file {pointer} names it") for save in saves if said & {save.name, str(save.step)})
+
+
+def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    names = {save.name for save in saves}
+    for link in sorted(entry.name for entry in os.scandir(root) if entry.is_symlink()):
+        name = save_of(root / link, root)
+        if name in names:
+            yield Claim(name, f"the link {link} leads to it")
+
+
+def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    # The newest state says which is the best by now (transformers 5.24, TrainerState.best_model_checkpoint): Trainer loads it at the end.
+    # One that is still being written says nothing yet; the one before it does.
+    states = (path for path in (root / save.name / _TRAINER_STATE for save in reversed(saves)) if path.is_file())
+    told = next(((path, best) for path in states if (best := _best_model(path)) is not None), None)
+    beside = root / _TRAINER_STATE
+    for state, best in (*([told] if told else []), (beside, _best_model(beside))):
+        yield from (Claim(save.name, f"the best model by {state.relative_to(root)}") for save in saves if save.name == best)
+
+
+def _best_model(state: Path) -> str | None:
+    # A name, "" when it knows no best one; None when it cannot be read.
+    try:
+        held = json.loads(state.read_bytes())
+    except (OSError, ValueError):
+        return None
+    best = held.get("best_model_checkpoint") if isinstance(held, dict) else None
+    return PurePath(best).name if isinstance(best, str) else ""
