@@ -67,7 +67,7 @@ def test_a_hundred_kills_at_random_moments_lose_nothing_and_a_rerun_finishes(for
     assert halfway > 25
 
 
-RANKS = 40
+RANKS = 200
 STATE = {"optimizer.pt", "scheduler.pt", *(f"rng_state_{rank}.pth" for rank in range(RANKS))}
 WEIGHTS = {"model.safetensors", "trainer_state.json"}
 MARK = "shardwright.thinned.json"
@@ -76,13 +76,14 @@ MARK = "shardwright.thinned.json"
 @pytest.mark.slow
 def test_kills_among_thinnings_leave_each_save_whole_or_marked_and_a_rerun_finishes(forker, tmp_path):
     rng, marked = random.Random(7), 0
-    for _ in range(25):
+    for _ in range(15):
         folder = tmp_path / "run-of-trainer"
         shutil.rmtree(folder, ignore_errors=True)
-        saves = [trainers_save(folder / "run" / f"checkpoint-{step}", RANKS) for step in range(1, 16)]
+        saves = [trainers_save(folder / "run" / f"checkpoint-{step}", RANKS) for step in range(1, 7)]
         verify(folder / "run", folder / "runs", [save.name for save in saves[-2:]])
         request = _request(folder, "keep_last: 2\nweights_only_every_steps: 1\n")
-        moment = [str(folder / "run"), "*/rng_state_*", rng.randrange(2 * RANKS + 1, len(saves) * RANKS)]
+        left = rng.randrange(2, len(saves)) * RANKS + rng.randrange(RANKS // 2, RANKS)  # soon after a save's first file is gone
+        moment = [str(folder / "run"), "*/rng_state_*", left]
         ending = forker.retain(request, tmp_path / "log", kill_when_left=moment)
         assert not ending.refusal, ending.message
         for save in saves:
@@ -93,4 +94,4 @@ def test_kills_among_thinnings_leave_each_save_whole_or_marked_and_a_rerun_finis
         assert forker.retain(request, tmp_path / "log").message == ""
         assert all({path.name for path in save.iterdir()} >= WEIGHTS | STATE for save in saves[-2:])
         assert all({path.name for path in save.iterdir()} == WEIGHTS | {MARK} for save in saves[:-2])
-    assert marked > 5
+    assert marked > 0
