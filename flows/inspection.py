@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from reports.model import Moment
+from reports.moment import Moment
 from reports.spell import format_bytes
 from tasks.drill_history import find_export, find_passed
 from tasks.engine.formats.folders import step_of

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from flows.run_folder import now, versions
 from reports.errors import CommitError
-from reports.model import Moment
+from reports.moment import Moment
 from reports.spell import spell_bytes, spell_seconds
 from reports.write import replace_text
 from tasks.drill import make_record, read_save

@@ -17,7 +17,8 @@ from flows.refusals import refuse_paths
 from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show_ended
 from flows.run_folder import now
 from reports.errors import RequestError
-from reports.model import CheckResult, Moment, PastRun, Report
+from reports.model import CheckResult, PastRun, Report
+from reports.moment import Moment
 from reports.paths import real_path
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save

@@ -15,6 +15,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from reports.moment import Moment
+
 SCHEMA = "shardwright.report/1"
 WITNESSED = frozenset({"values", "logits"})  # checks that hold a release against witnesses
 
@@ -184,26 +186,6 @@ class PastRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A place in a training run, by which saves, logs and all that is made of them are lined up: the step, and the tokens consumed up to
-    and with it. None: nobody tells.
-    """
-
-    step: int | None = None
-    consumed_tokens: int | None = None
-
-    def spell(self) -> str:
-        """Return it in words.
-
-        Returns:
-            "step 3, 49,152 tokens"; "" when neither is known.
-        """
-        step = "" if self.step is None else f"step {self.step}"
-        tokens = "" if self.consumed_tokens is None else f"{self.consumed_tokens:,} tokens"
-        return ", ".join(filter(None, (step, tokens)))
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """Something of a run on its timeline, from step `first` to step `last`. `lane` names its row."""
 
@@ -262,7 +244,7 @@ class Report:
     timeline: tuple[Mark, ...] = ()
     fates: tuple[Fate, ...] = ()
     encoded: tuple[EncodedWeight, ...] = ()
-    moment: Moment = Moment()
+    moment: Moment = field(default_factory=Moment)
     checkpoint: str = ""
     schema: str = SCHEMA
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from reports.model import Change, CheckResult, LogitsComparison, Moment, Omission, Witness
+from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
+from reports.moment import Moment
 
 
 @dataclass(frozen=True, slots=True)

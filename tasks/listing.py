@@ -12,6 +12,7 @@ from reports.paths import real_path
 from validators.drills.record import RECORD_NAME
 
 THINNED_NAME = "shardwright.thinned.json"  # in a save whose training state was deleted, or is being
+TRAINER_STATE = "trainer_state.json"
 # What this product writes into a save, half-written too
 _OURS = re.compile(rf"^\.?(?:{re.escape(RECORD_NAME)}|{re.escape(THINNED_NAME)})")
 _MOUNTS = Path("/proc/self/mountinfo")

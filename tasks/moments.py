@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from reports.errors import FormatError, HostilePickleError
-from reports.model import Moment
+from reports.moment import Moment
 from tasks.engine.formats.reader import Payload
 from tasks.engine.formats.readers import open_checkpoint
 from tasks.engine.restoring.facts import gather_counters

@@ -8,10 +8,9 @@ from pathlib import Path, PurePath
 from reports.paths import real_path
 from tasks.claims import save_of
 from tasks.engine.formats.folders import list_names
+from tasks.listing import TRAINER_STATE
 from tasks.saves import read_pointers
 from validators.retention.evidence import Claim, SeenSave
-
-_TRAINER_STATE = "trainer_state.json"
 
 
 def find_pointed(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
@@ -74,9 +73,9 @@ def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
 def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     # The newest state says which is the best by now (transformers 5.24, TrainerState.best_model_checkpoint): Trainer loads it at the end.
     # One that is still being written says nothing yet; the one before it does.
-    states = (path for path in (root / save.name / _TRAINER_STATE for save in reversed(saves)) if path.is_file())
+    states = (root / save.name / TRAINER_STATE for save in reversed(saves) if save.holds_trainer_state)
     told = next(((path, best) for path in states if (best := _best_model(path)) is not None), None)
-    beside = root / _TRAINER_STATE
+    beside = root / TRAINER_STATE
     for state, best in (*([told] if told else []), (beside, _best_model(beside))):
         yield from (Claim(save.name, f"the best model by {state.relative_to(root)}") for save in saves if save.name == best)
 

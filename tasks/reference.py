@@ -7,7 +7,7 @@ from typing import Literal
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from reports.model import Moment
+from reports.moment import Moment
 from tasks.forward import defaults_of
 from tasks.handover import Referred
 from tasks.measure import measure

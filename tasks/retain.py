@@ -135,7 +135,9 @@ class _Worker:
         Args:
             going: its folder's name.
         """
-        self._refuse_named(SeenSave(GOING.sub(r"\1", going), 0, 0, 0.0), frozenset())
+        save = SeenSave(GOING.sub(r"\1", going), 0, 0, 0.0)
+        self._refuse_claimed(save, frozenset())
+        self._refuse_pointed(save)
         shutil.rmtree(self._root / going)
 
     def _delete(self, save: SeenSave) -> None:
@@ -143,7 +145,7 @@ class _Worker:
         folder, going = self._root / save.name, self._root / f".{save.name}.shardwright-going"
         folder.rename(going)
         try:
-            self._refuse_named(save)  # whoever begins to read it from here on does not find it; who began before has said so
+            self._refuse_claimed(save)  # whoever begins to read it from here on does not find it; who began before has said so
         except BaseException:
             going.rename(folder)
             raise
@@ -155,10 +157,11 @@ class _Worker:
 
     def _thin(self, save: SeenSave) -> None:
         self._look_again(save)
-        thin(list_files(self._root / save.name), save.thinnable, partial(self._refuse_named, save))
+        thin(list_files(self._root / save.name), save.thinnable, partial(self._refuse_claimed, save))
 
     def _look_again(self, save: SeenSave) -> None:
-        self._refuse_named(save)
+        self._refuse_claimed(save)
+        self._refuse_pointed(save)
         if not self._is_as_planned(save):
             raise ChangedError("it changed since it was planned")
         for name in self._planned.plan.relied_on:
@@ -169,11 +172,17 @@ class _Worker:
         # Deleting one save takes a name from files that others share, and that changes nothing of them.
         return replace(see_save(self._root / save.name, save.step, self._root), linked=()) == replace(save, tokens=0, linked=())
 
-    def _refuse_named(self, save: SeenSave, settled: frozenset[str] | None = None) -> None:
+    def _refuse_claimed(self, save: SeenSave, settled: frozenset[str] | None = None) -> None:
         known = self._planned.settled if settled is None else settled
-        claims = (*find_claims(self._runs, self._root, (save,), known), *find_pointed(self._root, (save, *self._planned.saves)))
-        for because in (claim.because for claim in claims if claim.name == save.name):
-            raise ChangedError(because)
+        _refuse(find_claims(self._runs, self._root, (save,), known), save)
+
+    def _refuse_pointed(self, save: SeenSave) -> None:
+        _refuse(find_pointed(self._root, (save, *self._planned.saves)), save)
+
+
+def _refuse(claims: Sequence[Claim], save: SeenSave) -> None:
+    for because in (claim.because for claim in claims if claim.name == save.name):
+        raise ChangedError(because)
 
 
 def _of_results(evaluations: Sequence[Evaluation], saves: Sequence[SeenSave]) -> Iterator[Claim]:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from reports.paths import real_path
 from tasks.engine.formats.folders import list_steps
 from tasks.engine.formats.megatron_state import read_tracker
-from tasks.listing import THINNED_NAME, Listing, list_files, mounts_in
+from tasks.listing import THINNED_NAME, TRAINER_STATE, Listing, list_files, mounts_in
 from tasks.thinning import doomed_files, keeps_state_apart, state_files
 from validators.drills.record import RECORD_NAME
 from validators.retention.evidence import THINNED, SeenSave
@@ -113,6 +113,7 @@ def _see_files(folder: Path, step: int, tracker: str) -> SeenSave:
         leaving=files.leaving(),
         linked=files.linked(),
         is_stateless=not thinnable and keeps_state_apart(files),
+        holds_trainer_state=TRAINER_STATE in files.stats,
     )
 
 

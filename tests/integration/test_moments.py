@@ -14,7 +14,7 @@ from flows.recording import print_history
 from flows.requests import ExportRequest, GateRequest
 from flows.restore_drill import run_drill
 from flows.run import PlainRunner, Silent
-from reports.model import Moment
+from reports.moment import Moment
 from tests.builders.released import GOLDEN
 
 STEP, TOKENS = 3, 288  # recorded by the trainer: four ranks, three steps of two rows of twelve tokens

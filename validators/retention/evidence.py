@@ -17,7 +17,7 @@ class SeenSave:
     `tokens` are those consumed at its step, 0 where nobody tells. `thinnable` are the files of its training state, where they are apart
     from its weights, and their bytes; `is_stateless` says that its format has them apart, and none is there. `listing` is a digest of its
     files' names, sizes and times; `leaving` are the real paths that links in it lead to outside of it; `linked` are its files that have
-    other names too: (inode, names, bytes).
+    other names too: (inode, names, bytes). `holds_trainer_state` says that Trainer's state is in it.
     """
 
     name: str
@@ -32,6 +32,7 @@ class SeenSave:
     leaving: tuple[str, ...] = ()
     linked: tuple[tuple[int, int, int], ...] = ()
     is_stateless: bool = False
+    holds_trainer_state: bool = False
 
     @property
     def is_complete(self) -> bool:
