@@ -107,12 +107,12 @@ def line_up(sources: Sources, tokens_per_step: int = 0) -> tuple[LedgerRow, ...]
 def _count(row: LedgerRow, meshes: Sequence[int], estimate: int) -> LedgerRow:
     of_all = {"the log": row.log.recorded if row.log else 0} | {one.where: one.tokens for one in row.evaluations}
     own = {save.name: save.counted.tokens or 0 for save in row.saves} | {event.run_id: event.tokens or 0 for event in row.events}
-    total, counts = _first(of_all), set(own.values())
-    mesh = next((mesh for mesh in meshes if total in {mesh * count for count in counts}), meshes[0] if meshes else 1)
+    total, count = _first(of_all), _first(own)
+    mesh = min(meshes, key=lambda mesh: abs(mesh * count - (total or estimate)), default=1)
     log = {"the log": of_all.pop("the log")}
     told = {name: count for name, count in (log | {name: mesh * count for name, count in own.items()} | of_all).items() if count}
-    is_of_one_rank = not meshes and not total and any(save.counted.ranks > 1 for save in row.saves)
-    tokens = (0 if is_of_one_rank else _first(told)) or estimate or None
+    is_mesh_known = total or len(meshes) == 1 or (meshes and estimate) or all(save.counted.ranks == 1 for save in row.saves)
+    tokens = (_first(told) if is_mesh_known else 0) or estimate or None
     return LedgerRow(row.step, tokens, row.saves, row.log, row.evaluations, row.events, told)
 
 
@@ -121,12 +121,12 @@ def _first(told: Mapping[str, int]) -> int:
 
 
 def _find_meshes(rows: Sequence[LedgerRow]) -> list[int]:
-    # How many ranks' counts make the run's, the most usual first; none where no save counts by rank.
+    # How many ranks' counts make the run's: 1 where saves count the run, several where it went on with another mesh.
     seen: Counter[int] = Counter()
     for row in rows:
         total = (row.log.recorded if row.log else 0) or next((one.tokens for one in row.evaluations if one.tokens), 0)
         seen.update(mesh for save in row.saves if (mesh := ranks_counted(save.counted.tokens or 0, total, save.counted.ranks)))
-    return [mesh for mesh, times in seen.most_common() if times > 1 or len(seen) == 1]
+    return [mesh for mesh, times in sorted(seen.items()) if times > 1 or len(seen) == 1]
 
 
 class _Stepped(Protocol):

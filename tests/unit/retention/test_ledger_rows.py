@@ -67,6 +67,11 @@ def test_a_run_that_went_on_with_another_mesh_agrees():
     log = (*LOG[:20], *(LogLine(step, 2.0, step * 800) for step in range(21, 61)))
     saves = (*(_save(step, step * 100, ranks=8) for step in (10, 20)), *(_save(step, step * 100, ranks=16) for step in (30, 40)))
     assert _judged(Sources(saves, log))[1] == []
+    every_ten = tuple(line for line in log if line.step % 10 == 0)
+    between = (_save(15, 1500, ranks=8), _save(35, 3500, ranks=16))
+    rows, found = _judged(Sources((*saves, *between), every_ten))
+    assert (found, {row.step: row.tokens for row in rows if row.step % 10}) == ([], {15: 6000, 35: 28_000})
+    assert _judged(Sources((*saves, _save(70, 7000, ranks=16)), log))[0][-1].tokens is None  # of which mesh, nobody tells
 
 
 @pytest.mark.parametrize("tokens", [2001, 1999, 4000, 1000, 16_000, 500])
