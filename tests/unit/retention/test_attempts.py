@@ -85,6 +85,16 @@ def test_a_run_that_logs_other_steps_after_it_went_back_gives_up_too(tmp_path):
     assert [(line.step, line.loss) for line in _read(tmp_path / "log.jsonl", *rows)] == [(10, 9.0), (15, 1.0), (25, 1.0)]
 
 
+def test_ranks_that_begin_at_step_0_are_one_attempt(tmp_path):
+    rows = [{"step": step, "rank": rank, "loss": 2.0, "tokens": 10} for step in (0, 1) for rank in range(3)]
+    assert _shown(_read(tmp_path / "log.jsonl", *rows)) == [(0, 2.0, 30), (1, 2.0, 60)]
+
+
+def test_a_late_line_of_a_step_does_not_hide_how_far_the_run_had_come(tmp_path):
+    rows = [*({"step": step, "loss": 9.0} for step in (10, 20, 30)), {"step": 10, "tokens": 5}, {"step": 15, "loss": 1.0}]
+    assert [(line.step, line.loss) for line in _read(tmp_path / "log.jsonl", *rows)] == [(10, 9.0), (15, 1.0)]
+
+
 def test_ranks_that_lag_behind_one_another_are_one_attempt(tmp_path):
     # Rank 1 is two steps late, before the run went back to step 3 and after.
     def woven(first, last, loss):
