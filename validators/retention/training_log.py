@@ -92,7 +92,7 @@ class _Attempt:
 
 
 def _of_the_run_that_is(rows: Iterable[Row]) -> list[Row]:
-    # One row per step and rank, by step.
+    # By step; of a rank that went back farther than the first to do so there may be two of one step, the later one last.
     attempts = [_Attempt(0, {}, {})]
     for row in rows:
         attempt = attempts[-1]
@@ -108,6 +108,7 @@ def _of_the_run_that_is(rows: Iterable[Row]) -> list[Row]:
     for attempt in reversed(attempts):
         kept += [row for steps in attempt.ranks.values() for row in steps.values() if row.step < until]
         until = min(until, attempt.begin)
+    kept.reverse()  # the latest attempt last
     return sorted(kept, key=attrgetter("step", "rank"))
 
 
@@ -121,7 +122,7 @@ def _merge(rows: Iterable[Row], tokens_per_step: int) -> Iterator[LogLine]:
     # Tokens are added up from the first step, 0 or 1, while no step is missing; behind a gap only what is stated counts.
     total, expected = 0, -1
     for number, (step, here) in enumerate(groupby(rows, key=attrgetter("step"))):
-        merged = list(here)
+        merged = list({row.rank: row for row in here}.values())
         tokens = sum(row.tokens for row in merged)
         is_first = number == 0 and step <= 1
         is_whole = (is_first or step == expected) and (tokens > 0 or step == 0)

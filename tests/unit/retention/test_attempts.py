@@ -85,6 +85,12 @@ def test_a_run_that_logs_other_steps_after_it_went_back_gives_up_too(tmp_path):
     assert [(line.step, line.loss) for line in _read(tmp_path / "log.jsonl", *rows)] == [(10, 9.0), (15, 1.0), (25, 1.0)]
 
 
+def test_a_rank_that_goes_back_farther_than_the_first_counts_once(tmp_path):
+    rows = [{"step": step, "rank": rank, "loss": 9.0, "tokens": 10} for step in (1, 2, 3, 4) for rank in (0, 1)]
+    again = [{"step": step, "rank": rank, "loss": 1.0, "tokens": 15} for rank, step in ((0, 3), (1, 2), (0, 4), (1, 3), (1, 4))]
+    assert _shown(_read(tmp_path / "log.jsonl", *rows, *again)) == [(1, 9.0, 20), (2, 5.0, 45), (3, 1.0, 75), (4, 1.0, 105)]
+
+
 def test_ranks_that_begin_at_step_0_are_one_attempt(tmp_path):
     rows = [{"step": step, "rank": rank, "loss": 2.0, "tokens": 10} for step in (0, 1) for rank in range(3)]
     assert _shown(_read(tmp_path / "log.jsonl", *rows)) == [(0, 2.0, 30), (1, 2.0, 60)]
