@@ -41,7 +41,7 @@ def advise(
     asked = Asked(
         _quantity("--mtbf", mtbf, SECONDS),
         _quantity("--save", save, SECONDS),
-        int(_quantity("--parameters", parameters, COUNTS, least=1)),
+        round(_quantity("--parameters", parameters, COUNTS, least=1)),
         _size("--budget", budget),
         _quantity("--recovery", recovery, SECONDS, least=0),
         _quantity("--detection", detection, SECONDS, least=0),
@@ -53,7 +53,7 @@ def advise(
             print(json.dumps(asdict(advice)))
             return GREEN
         print(f"save     every {spell_seconds(advice.young_seconds)} (Young); {spell_seconds(advice.daly_seconds)} (Daly)", end="")
-        print(f"; {spell_seconds(advice.available_seconds)} with recovery counted")
+        print(f"; {spell_seconds(advice.available_seconds)} with recovery counted; from the begin of a save to that of the next")
         print(f"cost     {advice.save_share:.1%} of the time in saves, {advice.rework_share:.1%} in work done again and recovery", end="")
         print(f": {advice.tokens_a_day:.3g} tokens a day" if tokens_per_second else "")
         print(f"storage  {spell_bytes(advice.save_nbytes)} a save, {spell_bytes(advice.weights_nbytes)} weights alone", end="")

@@ -5,10 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from time import perf_counter
-
-from pydantic import Field
 
 from flows.run_folder import make_run_folder, now, versions
 from flows.run_timeline import mark_run
@@ -21,19 +18,15 @@ from tasks.engine.formats.readers import check_folder
 from tasks.ledger import gather_events, gather_saves
 from validators.retention.evaluations import read_evaluations
 from validators.retention.evidence import Pin
-from validators.retention.ledger import LedgerRow, Sources, find_gaps, judge_ledger, line_up
-from validators.retention.pins import propose_pins, spikes_of, switches_of
-from validators.retention.policy import RetentionPolicy
+from validators.retention.ledger import LedgerRow, Sources, judge_ledger, line_up
+from validators.retention.pins import LogSigns, find_signs, propose_pins
 
 KIND = "ledger"
 COLUMNS = ("step", "tokens", "saves", "loss", "data", "evaluations", "exports", "drills")
 
 
 class LedgerRequest(TrainingRunRequest):
-    """One ledger of a training run."""
-
-    policy: Path | None = Field(None, description="The retention policy: tokens_per_step, and what counts as a spike.")
-    evals: list[Path] = Field(default_factory=list, description="Evaluation results: files, or folders of them.")
+    """One ledger of a training run. Of its policy it takes `tokens_per_step`, and what is pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,8 @@ def make_ledger(request: LedgerRequest) -> Ledger:
     policy = request.read_policy()
     log = request.read_log(policy)
     sources = Sources(gather_saves(root), log, read_evaluations(request.evals), gather_events(request.runs, root))
-    rows, pins = line_up(sources, policy.tokens_per_step), propose_pins(log, policy)
+    signs = find_signs(log, policy)
+    rows, pins = line_up(sources, policy.tokens_per_step), propose_pins(signs, policy)
     if not rows:
         raise RequestError(
             "holds no save, and nothing was made of one", where=str(root), remedy="Point at a folder with a folder per step."
@@ -78,18 +72,18 @@ def make_ledger(request: LedgerRequest) -> Ledger:
         subject=str(root),
         source=str(root),
         plan_digest="",
-        results=(replace(_judge(rows, sources, policy), seconds=perf_counter() - begun),),
+        results=(replace(_judge(rows, sources, signs), seconds=perf_counter() - begun),),
         witnesses=(),
         environment=versions(),
         started=started,
         finished=now(),
-        timeline=(*_mark(sources, pins), *mark_run(log, policy, sources.events, sources.evaluations)),
+        timeline=(*_mark(sources, pins), *mark_run(signs, sources.events, sources.evaluations)),
     )
     return Ledger(rows, pins, report, write_report(report, folder))
 
 
-def _judge(rows: Sequence[LedgerRow], sources: Sources, policy: RetentionPolicy) -> CheckResult:
-    findings = judge_ledger(rows, sources)
+def _judge(rows: Sequence[LedgerRow], sources: Sources, signs: LogSigns) -> CheckResult:
+    findings = judge_ledger(rows, sources, signs.gaps)
     is_red = any(found.severity == "error" for found in findings)
     measured = {
         "rows": len(rows),
@@ -97,9 +91,9 @@ def _judge(rows: Sequence[LedgerRow], sources: Sources, policy: RetentionPolicy)
         "lines of the log": len(sources.log),
         "results": len(sources.evaluations),
         "exports, gates and drills": len(sources.events),
-        "gaps in the log": len(find_gaps(sources.log)),
-        "spikes": len(spikes_of(sources.log, policy)),
-        "switches of data": len(switches_of(sources.log)),
+        "gaps in the log": len(signs.gaps),
+        "spikes": len(signs.spikes),
+        "switches of data": len(signs.switches),
     }
     return CheckResult(KIND, "failed" if is_red else "passed", tuple(findings), len(rows), measured)
 

@@ -86,7 +86,7 @@ def retain(request: RetainRequest) -> Retained:
     started, begun = now(), perf_counter()
     evaluations = read_evaluations(request.evals)
     planned = plan_root(root, policy, log, request.runs, evaluations)
-    marks = tuple(mark_run(log, policy, gather_events(request.runs, root), evaluations))
+    marks = tuple(mark_run(planned.signs, gather_events(request.runs, root), evaluations))
     run_id, folder = make_run_folder(OWN_KIND, request.runs)
     replace_text(folder / "plan.json", json.dumps({**asdict(planned.plan), "policy": policy.model_dump(mode="json")}, indent=1) + "\n")
     left = apply_plan(root, planned, request.runs) if request.apply else ()

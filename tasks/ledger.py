@@ -9,9 +9,9 @@ from tasks.claims import save_of
 from tasks.drill_history import read_history
 from tasks.engine.formats.folders import step_of
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.restoring.facts import gather_counters
+from tasks.engine.restoring.facts import count_ranks, gather_counters
 from tasks.sight import see_saves
-from validators.drills.consistency import count_tokens, train_step
+from validators.drills.consistency import count_tokens, counts_by_rank, train_step
 from validators.retention.evidence import SeenSave
 from validators.retention.ledger import Counted, Event, LedgerSave
 
@@ -39,11 +39,13 @@ def _gather(root: Path, seen: SeenSave) -> LedgerSave:
         return LedgerSave(seen.name, seen.step, seen.cause)
     try:
         reader = open_checkpoint(root / seen.name)
-        values = gather_counters(reader.catalog(), reader.payload)
+        catalog = reader.catalog()
+        values = gather_counters(catalog, reader.payload)
     except (FormatError, HostilePickleError) as error:
         return LedgerSave(seen.name, seen.step, str(error))
     data = next((str(value) for key, value in values.items() if key.rpartition(".")[2] in _DATA_VERSION), "")
-    return LedgerSave(seen.name, seen.step, "complete", Counted(train_step(values), count_tokens(values), data))
+    ranks = max(1, count_ranks(catalog)) if counts_by_rank(values) else 1
+    return LedgerSave(seen.name, seen.step, "complete", Counted(train_step(values), count_tokens(values), data, ranks))
 
 
 def gather_events(runs: Path, root: Path) -> tuple[Event, ...]:
@@ -54,7 +56,8 @@ def gather_events(runs: Path, root: Path) -> tuple[Event, ...]:
         root: the training run's root, resolved.
 
     Returns:
-        Events; of exports and gates by run id, then drills, the oldest first.
+        Events; of exports and gates by run id, then drills, the oldest first. A report that cannot be read says nothing here: a ledger
+        deletes nothing.
 
     Raises:
         FormatError: the history of drills is damaged.
@@ -72,7 +75,7 @@ def _reported(runs: Path, root: Path) -> Iterator[Event]:
     for path in sorted(runs.glob("*/report.json")):
         try:
             report = report_from_json(path.read_text(encoding="utf-8"))
-        except ValueError:  # of another version; it says nothing to this one
+        except (OSError, ValueError):  # not to be read, or of another version
             continue
         name = save_of(Path(report.checkpoint), root) if report.kind in _KINDS else ""
         step = step_of(root / name) if name else None

@@ -22,10 +22,10 @@ from tasks.sight import GOING, list_going, see_save, see_saves
 from tasks.thinning import sync_folder, thin
 from validators.retention.evaluations import Evaluation
 from validators.retention.evidence import Action, Claim, Pin, RetentionPlan, SeenSave
-from validators.retention.pins import propose_pins
+from validators.retention.pins import LogSigns, find_signs, propose_pins
 from validators.retention.plan import RetentionEvidence, plan_retention
 from validators.retention.policy import RetentionPolicy
-from validators.retention.training_log import LogLine
+from validators.retention.training_log import LogLine, tokens_at
 
 
 class ChangedError(Exception):
@@ -39,7 +39,8 @@ class Planned:
     plan: RetentionPlan
     saves: tuple[SeenSave, ...]
     pins: tuple[Pin, ...]
-    settled: frozenset[str] = frozenset()
+    signs: LogSigns
+    settled: frozenset[str]
 
 
 def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs: Path, evaluations: Sequence[Evaluation] = ()) -> Planned:
@@ -64,21 +65,21 @@ def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs:
         raise FormatError("holds no save of a training run", where=str(root), remedy="Point at the folder that holds a folder per step.")
     if policy.every_tokens and not any(save.tokens for save in saves):
         raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
-    pins, settled = propose_pins(log, policy), find_settled(runs)
+    signs, settled = find_signs(log, policy), find_settled(runs)
+    pins = propose_pins(signs, policy)
     claims = (*find_claims(runs, root, saves), *find_pointed(root, saves), *find_linked(root, saves), *_of_results(evaluations, saves))
     evidence = RetentionEvidence(str(root), saves, claims, pins, find_verified(runs, root, saves), going)
     plan = plan_retention(evidence, policy, lambda save: look_at(root / save.name, save.step).is_complete)
-    return Planned(plan, saves, pins, settled)
+    return Planned(plan, saves, pins, signs, settled)
 
 
 def _count_tokens(root: Path, saves: Sequence[SeenSave], policy: RetentionPolicy, log: Sequence[LogLine]) -> Iterator[SeenSave]:
-    # As the log tells; else as the save itself does, which is opened only where a rule asks for it; else as many as steps make.
-    consumed = {line.step: line.consumed for line in log}
+    # As the log tells, else as many as steps make; else as the save itself does, which is opened only where a rule asks for it.
     for save in saves:
-        told = consumed.get(save.step, 0)
+        told = tokens_at(log, save.step) or save.step * policy.tokens_per_step
         if policy.every_tokens and save.is_complete and not told:
             told = counted_tokens(root / save.name)
-        yield replace(save, tokens=told or save.step * policy.tokens_per_step)
+        yield replace(save, tokens=told)
 
 
 def apply_plan(root: Path, planned: Planned, runs: Path) -> tuple[tuple[str, str], ...]:

@@ -229,13 +229,13 @@ def write_all(root: Path) -> None:
         mp.spawn(_run_rank, (str(root),), nprocs=WORLD)
 
 
-def save_alone(state: dict, folder: Path) -> None:
-    """Write a DCP save from this process alone, without a process group."""
+def save_alone(state: dict, folder: Path, files: int = 1) -> None:
+    """Write a DCP save from this process alone, without a process group, in so many files."""
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, thread_count=files), no_dist=True)
 
 
 def _run_rank(rank: int, root: str) -> None:

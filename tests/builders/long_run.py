@@ -32,10 +32,15 @@ def make_long_run(base: Path) -> Path:
     return root
 
 
-def write_save(folder: Path, step: int, tokens: int | None = None) -> None:
-    """Write one save with its counters."""
+def write_save(folder: Path, step: int, tokens: int | None = None, *, ranks: int = 1) -> None:
+    """Write one save with its counters; of several ranks, its files are named as theirs."""
     counted = {"step": step, "ntokens_seen": step * TOKENS if tokens is None else tokens}
-    save_alone({"model": {"w": torch.ones(2, 3)}, "train_state": counted}, folder)
+    tensors = {f"w{rank}": torch.ones(2, 3) for rank in range(ranks)}
+    save_alone({"model": tensors, "train_state": counted}, folder, files=ranks)
+    for rank in range(1, ranks):
+        metadata = folder / ".metadata"
+        (folder / f"__0_{rank}.distcp").rename(folder / f"__{rank}_0.distcp")
+        metadata.write_bytes(metadata.read_bytes().replace(f"__0_{rank}.".encode(), f"__{rank}_0.".encode()))
     os.utime(folder / ".metadata", (1e9 + step, 1e9 + step))
 
 

@@ -12,7 +12,7 @@ from flows.retention import RetainRequest, retain
 from reports.errors import RequestError
 from tests.builders.long_run import make_long_run
 from tests.builders.many_saves import report_on
-from tests.faults.faults_in_ledger import edit_result, save_with_other_tokens
+from tests.faults.faults_in_ledger import count_by_rank, edit_result, save_with_other_tokens
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,25 @@ def test_mismatches_are_named_beside_the_gap(base, tmp_path):
         ("ledger.data-differs", "step 400: evals/400.json"),
     }
     assert not made.report.verdict().green
+
+
+def test_of_a_run_whose_saves_count_one_rank_only_the_save_that_missed_a_step_is_named(base, tmp_path):
+    planted = Path(shutil.copytree(base, tmp_path / "base"))
+    count_by_rank(planted)
+    made = make_ledger(LedgerRequest(root=planted / "run", log=planted / "log.jsonl", evals=[planted / "evals"], runs=planted / "runs"))
+    found = [(one.code, one.where, one.found) for result in made.report.results for one in result.findings if one.severity == "error"]
+    assert found == [("ledger.tokens-differ", "step 100: step-100", "198000")]
+    assert {row.step: row.tokens for row in made.rows}[200] == 400_000
+
+
+def test_a_report_that_cannot_be_read_says_nothing(base, tmp_path):
+    planted = Path(shutil.copytree(base, tmp_path / "base"))
+    report_on(planted / "runs", "export-1", f"{(planted / 'run').resolve()}/step-75")
+    (planted / "runs" / "export-2" / "report.json").mkdir(parents=True)
+    (planted / "runs" / "export-3").mkdir()
+    (planted / "runs" / "export-3" / "report.json").symlink_to("nowhere")
+    made = make_ledger(LedgerRequest(root=planted / "run", runs=planted / "runs"))
+    assert made.report.verdict().green
 
 
 def test_the_table_is_written_beside_the_report(base, tmp_path):

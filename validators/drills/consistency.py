@@ -23,6 +23,7 @@ _TRAIN_STEPS = (
 )
 _SCHEDULER_STEPS = ("last_epoch",)  # Megatron's num_steps counts samples
 _TOKENS = ("ntokens_seen", "tokens_seen", "consumed_tokens")
+_TOKENS_OF_A_RANK = "train_state.ntokens_seen"
 _OPTIONAL_TOKENS = "num_input_tokens_seen"  # of Trainer: 0 unless include_num_input_tokens_seen asks for it
 _SAMPLES = ("args.consumed_train_samples", "args.seq_length")
 # What every rank saves for itself → its number in a key
@@ -84,6 +85,38 @@ def count_tokens(values: Mapping[str, Scalar]) -> int | None:
     if len(samples) == len(_SAMPLES):
         return prod(samples)
     return next((value for value in _ending(values, _OPTIONAL_TOKENS) if value), None)
+
+
+def counts_by_rank(values: Mapping[str, Scalar]) -> bool:
+    """Return whether the tokens that a save counts may be those of one rank.
+
+    torchtitan adds to `ntokens_seen` what the rank's own data loader gave (`labels.numel()`) and saves the number as it is; what it logs is
+    the sum over the mesh whose loss it averages, data times context parallel. Others count the whole run under the same name.
+
+    Args:
+        values: the plain values of a save.
+
+    Returns:
+        Whether its counter is of torchtitan's name.
+
+    Source: pytorch/torchtitan, torchtitan/train.py (2025; later trainer.py): batch_generator, train_step and state_dict of Trainer.
+    """
+    return bool(_ending(values, _TOKENS_OF_A_RANK))
+
+
+def ranks_counted(tokens: int, total: int, ranks: int) -> int:
+    """Return how many ranks of `tokens` each make a total.
+
+    Args:
+        tokens: what one rank counted.
+        total: of the run.
+        ranks: how many ranks there were.
+
+    Returns:
+        A number that divides `ranks`, 1 among them; 0 where none does it.
+    """
+    times, rest = divmod(total, tokens) if tokens else (0, 0)
+    return times if times and not rest and ranks % times == 0 else 0
 
 
 def known_step(drilled: Drilled) -> int:
@@ -166,10 +199,11 @@ def _tokens(drilled: Drilled, evidence: DrillEvidence) -> Iterator[Finding]:
     if not trained or tokens is None:
         return
     per_step, logged = evidence.goals.tokens_per_step, _logged_tokens(evidence.log, trained, drilled.facts.ranks)
-    if per_step and tokens != trained * per_step:
+    ranks = max(1, drilled.facts.ranks) if counts_by_rank(drilled.facts.values) else 1
+    if per_step and not ranks_counted(tokens, trained * per_step, ranks):
         expected = f"{trained} steps of {per_step} tokens: {trained * per_step}"
         yield finding("consistency.tokens", drilled.save.name, expected=expected, found=str(tokens))
-    elif logged and tokens != logged:
+    elif logged and not ranks_counted(tokens, logged, ranks):
         yield finding(
             "consistency.tokens-logged", drilled.save.name, expected=f"{logged}, as logged up to step {trained}", found=str(tokens)
         )

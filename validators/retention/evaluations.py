@@ -1,8 +1,9 @@
 """Evaluation results as files, each of one step: a plain JSON, or what lm-eval writes.
 
 - plain: `{"step": 1000, "results": {"arc/acc": 0.41}}`, and `tokens` (consumed up to the step) and `data` (its version) if known;
-- lm-eval (0.4, `results_*.json`): `{"results": {task: {"acc,none": 0.41}}, "config": {...}, "model_name": path}`. It tells no step: that
-  is read from the folder's name in the model's path, else in the file's own.
+- lm-eval (0.4, `results_*.json`): `{"results": {task: {"acc,none": 0.41}}, "config": {"model_args": ...}, "model_name": path}`, the
+  arguments as text or as an object. It tells no step: that is read from the folder's name in the path of the model (of the adapter, where
+  there is one), else in the file's own. Its `samples_*.jsonl` beside are not looked at.
 """
 
 import json
@@ -16,7 +17,7 @@ from reports.errors import RequestError
 
 _REMEDY = 'Give {"step": N, "results": {name: value}}, or a file that lm-eval wrote.'
 _STEP = re.compile(r"(?:^|[-_=.])(?:step|global_step|checkpoint|iter|ckpt)[-_=]?0*(\d+)", re.IGNORECASE)
-_PRETRAINED = re.compile(r"(?:^|,)pretrained=([^,]+)")
+_MODEL_ARGS = ("peft", "delta", "pretrained")  # whose paths may name the step; what was trained comes before what it was trained from
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ def _read(path: Path) -> Evaluation | None:
         return None  # a configuration beside the results, say
     step = held.get("step")
     if step is None:
-        step = _step_in(_model_path(held)) if _model_path(held) else None
-        step = step if step is not None else _step_in(str(path))
+        steps = (_step_in(place) for place in (*_model_paths(held), str(path)))
+        step = next((found for found in steps if found is not None), None)
     elif isinstance(step, bool) or not isinstance(step, int | float) or step < 0 or step % 1 != 0:
         raise RequestError(f"step is {step!r}, no whole number of at least 0", where=str(path), remedy=_REMEDY)
     else:
@@ -87,13 +88,13 @@ def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-def _model_path(held: Mapping[str, Any]) -> str:
-    config = held.get("config") if isinstance(held.get("config"), dict) else {}
-    args = config.get("model_args")  # type: ignore[union-attr]  # a dict, as the line above made sure
-    if isinstance(args, dict):
-        return str(args.get("pretrained", ""))
-    match = _PRETRAINED.search(args) if isinstance(args, str) else None
-    return match[1] if match else str(held.get("model_name") or "")
+def _model_paths(held: Mapping[str, Any]) -> list[str]:
+    config = held.get("config")
+    args = config.get("model_args") if isinstance(config, dict) else None
+    if isinstance(args, str):
+        args = {name.strip(): value for name, _, value in (part.partition("=") for part in args.split(","))}
+    named = [args.get(name) for name in _MODEL_ARGS] if isinstance(args, dict) else []
+    return [str(path) for path in (*named, held.get("model_name")) if path]
 
 
 def _step_in(path: str) -> int | None:

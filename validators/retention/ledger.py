@@ -1,28 +1,37 @@
 """The token ledger: what a run has at each step, lined up by step and consumed tokens, and where its records disagree.
 
 A *row* is a step of which something exists besides a line of the log: a save, a result, an export, a drill. A *gap* is a stretch of steps
-that the log leaves out.
+that the log leaves out. Tokens are *told* where someone counted them; estimates stand in where nobody did, and are held against nothing.
+
+torchtitan's saves hold the count of one rank, its log that of all (validators.drills.consistency). They agree where the log's is the save's
+times a whole number that divides the number of ranks which saved; two saves of the run must show that number, or all that show one.
 """
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from reports.codes import finding
 from reports.errors import name_some
 from reports.model import Finding
+from validators.drills.consistency import ranks_counted
 from validators.retention.evaluations import Evaluation
-from validators.retention.training_log import LogLine
+from validators.retention.training_log import LogLine, tokens_at
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a save's own counters tell: None and "" where it holds none."""
+    """What a save's own counters tell: None and "" where it holds none. `tokens` are those of the run where `ranks` is 1, else they may be
+    those of one of so many ranks.
+    """
 
     step: int | None = None
     tokens: int | None = None
     data: str = ""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """All there is of one step. `tokens` are those consumed up to and with it, None where nobody tells."""
+    """All there is of one step. `tokens` are those consumed up to and with it, None where nobody knows; `told` are who tells them and what
+    each does, those of one rank as those of all.
+    """
 
     step: int
     tokens: int | None
@@ -58,6 +69,7 @@ class LedgerRow:
     log: LogLine | None
     evaluations: tuple[Evaluation, ...]
     events: tuple[Event, ...]
+    told: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +90,43 @@ def line_up(sources: Sources, tokens_per_step: int = 0) -> tuple[LedgerRow, ...]
         tokens_per_step: for runs that count none; 0 when nobody knows.
 
     Returns:
-        Rows, by step.
+        Rows, by step. Tokens are the log's, else a save's, a result's or a run's; else an estimate, between lines of the log or of steps of
+        one size.
     """
     log = {line.step: line for line in sources.log}
     saves, events = _by_step(sources.saves), _by_step(sources.events)
     evaluations = _by_step(sources.evaluations)
-    rows = []
-    for step in sorted(saves.keys() | events.keys() | evaluations.keys()):
-        row = LedgerRow(step, None, saves.get(step, ()), log.get(step), evaluations.get(step, ()), events.get(step, ()))
-        told = _told_tokens(row)
-        rows.append(replace(row, tokens=told.pop("the log", 0) or tokens_per_step * step or next(iter(told.values()), None)))
-    return tuple(rows)
+    rows = [
+        LedgerRow(step, None, saves.get(step, ()), log.get(step), evaluations.get(step, ()), events.get(step, ()))
+        for step in sorted(saves.keys() | events.keys() | evaluations.keys())
+    ]
+    meshes = _find_meshes(rows)
+    return tuple(_count(row, meshes, tokens_at(sources.log, row.step) or tokens_per_step * row.step) for row in rows)
+
+
+def _count(row: LedgerRow, meshes: Sequence[int], estimate: int) -> LedgerRow:
+    of_all = {"the log": row.log.recorded if row.log else 0} | {one.where: one.tokens for one in row.evaluations}
+    own = {save.name: save.counted.tokens or 0 for save in row.saves} | {event.run_id: event.tokens or 0 for event in row.events}
+    total, count = _first(of_all), _first(own)
+    mesh = min(meshes, key=lambda mesh: abs(mesh * count - (total or estimate)), default=1)
+    log = {"the log": of_all.pop("the log")}
+    told = {name: count for name, count in (log | {name: mesh * count for name, count in own.items()} | of_all).items() if count}
+    is_mesh_known = total or len(meshes) == 1 or (meshes and estimate) or all(save.counted.ranks == 1 for save in row.saves)
+    tokens = (_first(told) if is_mesh_known else 0) or estimate or None
+    return LedgerRow(row.step, tokens, row.saves, row.log, row.evaluations, row.events, told)
+
+
+def _first(told: Mapping[str, int]) -> int:
+    return next((count for count in told.values() if count), 0)
+
+
+def _find_meshes(rows: Sequence[LedgerRow]) -> list[int]:
+    # How many ranks' counts make the run's: 1 where saves count the run, several where it went on with another mesh.
+    seen: Counter[int] = Counter()
+    for row in rows:
+        total = (row.log.recorded if row.log else 0) or next((one.tokens for one in row.evaluations if one.tokens), 0)
+        seen.update(mesh for save in row.saves if (mesh := ranks_counted(save.counted.tokens or 0, total, save.counted.ranks)))
+    return [mesh for mesh, times in sorted(seen.items()) if times > 1 or len(seen) == 1]
 
 
 class _Stepped(Protocol):
@@ -107,37 +145,21 @@ def _by_step(things: Sequence[S]) -> dict[int, tuple[S, ...]]:
     return {step: tuple(here) for step, here in found.items()}
 
 
-def find_gaps(log: Sequence[LogLine]) -> tuple[tuple[int, int], ...]:
-    """Return the stretches that a log leaves out.
-
-    Args:
-        log: lines, by step.
-
-    Returns:
-        First and last step of each; between lines as far apart as most are, nothing is left out.
-    """
-    apart = [late.step - early.step for early, late in pairwise(log)]
-    usual = sorted(apart)[len(apart) // 2] if apart else 1
-    return tuple((early.step + 1, late.step - 1) for early, late in pairwise(log) if late.step - early.step > usual)
-
-
-def judge_ledger(rows: Sequence[LedgerRow], sources: Sources) -> list[Finding]:
+def judge_ledger(rows: Sequence[LedgerRow], sources: Sources, gaps: Sequence[tuple[int, int]]) -> list[Finding]:
     """Return what disagrees, and what is missing.
 
     Args:
         rows: the ledger.
         sources: what it is made of.
+        gaps: of the log, by step.
 
     Returns:
         Findings: of the log, then by step, then of results that say of no step.
     """
-    found = [
-        finding("ledger.log-gap", f"steps {first} to {last}", expected="a line of the log", found="none")
-        for first, last in find_gaps(sources.log)
-    ]
+    found = [finding("ledger.log-gap", f"steps {first} to {last}", expected="a line of the log", found="none") for first, last in gaps]
     found += _falling(sources.log)
     for row in rows:
-        found += [*_steps(row), *_tokens(row), *_data(row), *_lacking(row, has_log=bool(sources.log))]
+        found += [*_steps(row), *_tokens(row), *_data(row), *_lacking(row, sources.log, gaps)]
     unplaced = [one.where for one in sources.evaluations if one.step is None]
     if unplaced:
         found.append(finding("ledger.unplaced", name_some(unplaced), expected="results of a step", found="nothing that tells which"))
@@ -145,9 +167,9 @@ def judge_ledger(rows: Sequence[LedgerRow], sources: Sources) -> list[Finding]:
 
 
 def _falling(log: Sequence[LogLine]) -> Iterator[Finding]:
-    for early, late in pairwise(line for line in log if line.consumed):
-        if late.consumed <= early.consumed:
-            where, told = f"step {late.step}", f"{late.consumed} after {early.consumed} at step {early.step}"
+    for early, late in pairwise(line for line in log if line.recorded):
+        if late.recorded <= early.recorded:
+            where, told = f"step {late.step}", f"{late.recorded} after {early.recorded} at step {early.step}"
             yield finding("ledger.tokens-fall", where, expected="more tokens at a later step", found=told)
 
 
@@ -158,15 +180,7 @@ def _steps(row: LedgerRow) -> Iterator[Finding]:
 
 
 def _tokens(row: LedgerRow) -> Iterator[Finding]:
-    yield from _differing("ledger.tokens-differ", row.step, {name: str(count) for name, count in _told_tokens(row).items()}, "tokens")
-
-
-def _told_tokens(row: LedgerRow) -> dict[str, int]:
-    # Who tells tokens of a step, and how many.
-    told = {"the log": row.log.consumed if row.log else 0}
-    told |= {save.name: save.counted.tokens or 0 for save in row.saves}
-    told |= {one.where: one.tokens for one in row.evaluations} | {event.run_id: event.tokens or 0 for event in row.events}
-    return {name: count for name, count in told.items() if count}
+    yield from _differing("ledger.tokens-differ", row.step, {name: str(count) for name, count in row.told.items()}, "tokens")
 
 
 def _data(row: LedgerRow) -> Iterator[Finding]:
@@ -183,9 +197,15 @@ def _differing(code: str, step: int, told: Mapping[str, str], noun: str) -> Iter
             yield finding(code, f"step {step}: {name}", expected=f"{noun} {told[names[0]]}, as {names[0]} says", found=told[name])
 
 
-def _lacking(row: LedgerRow, *, has_log: bool) -> Iterator[Finding]:
-    if has_log and row.log is None:
+def _lacking(row: LedgerRow, log: Sequence[LogLine], gaps: Sequence[tuple[int, int]]) -> Iterator[Finding]:
+    if row.log is None and log and _is_left_out(row.step, log, gaps):
         yield finding("ledger.not-logged", f"step {row.step}", expected="a line of the log", found="none")
     if not row.saves:
         made = [*(one.where for one in row.evaluations), *(event.run_id for event in row.events)]
         yield finding("ledger.save-gone", f"step {row.step}", expected="the save that these were made of", found=name_some(made))
+
+
+def _is_left_out(step: int, log: Sequence[LogLine], gaps: Sequence[tuple[int, int]]) -> bool:
+    # A run that logs every tenth step leaves out none between two of them.
+    before = bisect_right(gaps, step, key=lambda gap: gap[0])
+    return not log[0].step <= step <= log[-1].step or (before > 0 and step <= gaps[before - 1][1])

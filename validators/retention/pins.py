@@ -1,8 +1,15 @@
-"""What the training log proposes to keep: saves on both sides of each loss spike, and of each change of the data."""
+"""What the training log shows, and what it proposes to keep for it: saves on both sides of each loss spike, and of each switch of the data.
+
+A *switch* is to a version of the data that no line before had, or back to an older one that then lasts for a window of spikes: data that
+alternates from line to line is a mixture, which begins with its second version.
+"""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
+from validators.retention.cadence import find_gaps
 from validators.retention.evidence import Pin, SeenSave
 from validators.retention.policy import RetentionPolicy
 from validators.retention.spikes import Spike, find_spikes
@@ -11,18 +18,43 @@ from validators.retention.training_log import LogLine
 _OF_LOG = frozenset({"pin_spikes", "pin_data_switches", "spikes"})  # fields of the policy that do nothing without a log
 
 
-def propose_pins(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Pin, ...]:
+@dataclass(frozen=True, slots=True)
+class LogSigns:
+    """What a log shows, by step: its loss spikes; of each switch of data the last line on the old and the first on the new; first and last
+    step of each gap.
+    """
+
+    spikes: tuple[Spike, ...] = ()
+    switches: tuple[tuple[LogLine, LogLine], ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
+
+
+def find_signs(log: Sequence[LogLine], policy: RetentionPolicy) -> LogSigns:
+    """Return what a log shows. Of a long log this takes seconds: once per command.
+
+    Args:
+        log: the run's, in order of steps.
+        policy: what counts as a spike.
+
+    Returns:
+        Its spikes, switches and gaps.
+    """
+    losses = [(line.step, line.loss) for line in log if line.loss is not None]
+    return LogSigns(find_spikes(losses, policy.spikes), switches_of(log, policy.spikes.window), find_gaps(log))
+
+
+def propose_pins(signs: LogSigns, policy: RetentionPolicy) -> tuple[Pin, ...]:
     """Return the pins that a log is reason for.
 
     Args:
-        log: the run's log, in order of steps.
-        policy: what counts as a spike, and whether spikes and switches are pinned.
+        signs: what the log shows.
+        policy: whether spikes and switches are pinned.
 
     Returns:
         Pins: of spikes, then of switches.
     """
-    spikes = spikes_of(log, policy) if policy.pin_spikes else ()
-    switches = switches_of(log) if policy.pin_data_switches else ()
+    spikes = signs.spikes if policy.pin_spikes else ()
+    switches = signs.switches if policy.pin_data_switches else ()
     beside_spikes = (Pin(spike.first - 1, spike.last + 1, f"beside the loss spike at {spike.spell()}") for spike in spikes)
     beside_switches = (Pin(early.step, late.step, f"beside {spell_switch(early, late)}") for early, late in switches)
     return (*beside_spikes, *beside_switches)
@@ -49,29 +81,26 @@ def list_unlogged(saves: Sequence[SeenSave], log: Sequence[LogLine], policy: Ret
     return tuple(save.name for save in saves if save.is_complete and not first <= save.step <= last)
 
 
-def spikes_of(log: Sequence[LogLine], policy: RetentionPolicy) -> tuple[Spike, ...]:
-    """Return the spikes of a logged loss.
-
-    Args:
-        log: lines, by step.
-        policy: what counts as one.
-
-    Returns:
-        Spikes, by step.
-    """
-    return find_spikes([(line.step, line.loss) for line in log if line.loss is not None], policy.spikes)
-
-
-def switches_of(log: Sequence[LogLine]) -> tuple[tuple[LogLine, LogLine], ...]:
+def switches_of(log: Sequence[LogLine], lasting: int) -> tuple[tuple[LogLine, LogLine], ...]:
     """Return where the data changed.
 
     Args:
         log: lines, by step.
+        lasting: so many lines on data that was there before are a switch back to it.
 
     Returns:
         The last line on the old data, the first on the new.
     """
-    return tuple((early, late) for early, late in pairwise(line for line in log if line.data) if early.data != late.data)
+    switches = []
+    seen: set[str] = set()
+    early: LogLine | None = None
+    for version, here in groupby((line for line in log if line.data), key=attrgetter("data")):
+        lines = list(here)
+        if early is not None and (version not in seen or len(lines) >= lasting):
+            switches.append((early, lines[0]))
+        seen.add(version)
+        early = lines[-1]
+    return tuple(switches)
 
 
 def spell_switch(early: LogLine, late: LogLine) -> str:

@@ -1,61 +1,45 @@
-"""The training log as the ledger reads it: one line per step, with loss, consumed tokens and data version, from three kinds of file.
+"""The training log as the ledger reads it: one line per step of the run that is, with loss, consumed tokens and data version.
 
-- JSON lines, one per step and rank, as drills read them; `tokens` are those of the line's own step and rank, `consumed_tokens` those of
-  all steps and ranks up to it, `data` names the version of the data.
-- Hugging Face Trainer's `trainer_state.json` (transformers 5.24, trainer_callback.py): the entries of `log_history` that have a loss.
-- CSV with a header: `step`, and any of `loss`, `tokens`, `consumed_tokens`, `data`.
-
-NAMES lists how trainers spell these; in CSV, in any case. A last line without its end is still being written, and is not read.
+Lines come in the order of time; those of several ranks may interleave. A run that went back to an earlier save logs again: a rank comes to
+a step below those that it had reached, or tells the loss or the tokens of a step again. There a new *attempt* begins. Lines of the earlier
+ones at that step and above, of all ranks, are of a run that was given up, and are left out, though the new one may not have come as far
+yet, or have fewer ranks. A rank's line of the same step overrides what it tells and leaves the rest; an evaluation's begins nothing.
 """
 
-import csv
-import io
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf
+from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from reports.errors import RequestError
-from validators.drills.log import ended_lines, text_of
+from validators.retention.cadence import is_gap_after
+from validators.retention.log_rows import REMEDY, Row, read_rows
 
-_REMEDY = "docs/retention.md shows what a log may be."
-
-
-# Field → how it is spelled; the first that is there counts
-NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "step": ("step", "global_step", "iteration"),
-        "rank": ("rank", "dp_rank"),
-        "loss": ("loss", "train_loss", "train/loss", "lm loss", "lm_loss"),
-        "tokens": ("tokens",),
-        "consumed_tokens": ("consumed_tokens", "tokens_seen", "ntokens_seen", "num_input_tokens_seen", "num_tokens_seen"),
-        "data": ("data", "data_version", "dataset_version"),
-    }
-)
+_NEAR = 6  # lines beside a step that are searched for tokens
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One step: mean loss over ranks, tokens consumed up to and with it (0: nobody tells), data version, and where."""
+    """One step: mean loss over ranks, tokens consumed up to and with it (0: nobody tells), data version, and where.
+
+    Tokens are those that the log states, else the sum of its lines' own; `is_estimated` where they are neither, but tokens_per_step for
+    each step.
+    """
 
     step: int
     loss: float | None = None
     consumed: int = 0
     data: str = ""
     where: str = ""
+    is_estimated: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    step: int
-    rank: int
-    loss: float | None
-    tokens: int
-    consumed: int
-    data: str
-    where: str
+    @property
+    def recorded(self) -> int:
+        """Tokens that the log states or that its lines add up to; 0 where it tells none."""
+        return 0 if self.is_estimated else self.consumed
 
 
 def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ...]:
@@ -66,123 +50,90 @@ def read_training_log(path: Path, tokens_per_step: int = 0) -> tuple[LogLine, ..
         tokens_per_step: for logs that count no tokens; 0 when nobody knows.
 
     Returns:
-        A line per step, in order. A step that was logged again, by a run that had gone back, counts as logged last.
+        A line per step, in order. What was given up by going back to an earlier step is left out.
 
     Raises:
         RequestError: the file cannot be read, holds no step, or a line is none.
     """
-    text = text_of(path, _REMEDY, "utf-8-sig")
-    kind = next((read for ending, read in _READERS.items() if path.name.lower().endswith(ending)), _json_lines)
-    try:
-        rows = list(kind(text, path))
-    except csv.Error as error:  # a quote that nothing closes, in a long file
-        raise RequestError(f"is no CSV: {error}", where=str(path), remedy=_REMEDY) from None
+    rows = _of_the_run_that_is(read_rows(path))
     if not rows:
-        raise RequestError("holds no step", where=str(path), remedy=f"Give a log that has begun. {_REMEDY}")
-    return _count_tokens(_by_step(rows), tokens_per_step)
+        raise RequestError("holds no step", where=str(path), remedy=f"Give a log that has begun. {REMEDY}")
+    return tuple(_merge(rows, tokens_per_step))
 
 
-def _json_lines(text: str, path: Path) -> Iterator[_Row]:
-    for number, line in enumerate(ended_lines(text), 1):
-        if line.strip():
-            where = f"{path}:{number}"
-            try:
-                held = json.loads(line)
-            except ValueError:
-                raise RequestError("is no JSON", where=where, remedy=_REMEDY) from None
-            yield _row(held, where)
+def tokens_at(log: Sequence[LogLine], step: int) -> int:
+    """Return the tokens consumed up to and with a step, logged or between two logged ones.
+
+    Args:
+        log: lines, by step.
+        step: any.
+
+    Returns:
+        Those of its line; else, between lines of the log with no gap between them, their straight line: exact where batches are of one
+        size. 0 where nobody tells.
+    """
+    place = bisect_left(log, step, key=attrgetter("step"))
+    if place < len(log) and log[place].step == step and log[place].consumed:
+        return log[place].consumed
+    before = next((at for at in range(place - 1, max(-1, place - 1 - _NEAR), -1) if log[at].consumed), None)
+    after = next((at for at in range(place, min(len(log), place + _NEAR)) if log[at].consumed), None)
+    if before is None or after is None or any(is_gap_after(log, at) for at in range(before, after)):
+        return 0
+    early, late = log[before], log[after]
+    grown = late.consumed - early.consumed
+    return early.consumed + grown * (step - early.step) // (late.step - early.step) if grown > 0 else 0
 
 
-def _trainer_state(text: str, path: Path) -> Iterator[_Row]:
-    try:
-        held = json.loads(text)
-        history = held["log_history"]
-    except (ValueError, KeyError, TypeError):
-        raise RequestError("is no state of Trainer: it has no log_history", where=str(path), remedy=_REMEDY) from None
-    for number, entry in enumerate(history):
-        if isinstance(entry, dict) and "loss" in entry:
-            yield _row(entry, f"{path}:log_history[{number}]")
+@dataclass(slots=True)
+class _Attempt:
+    begin: int
+    ranks: dict[int, dict[int, Row]]  # rank → step → what its lines tell
+    reached: dict[int, int]  # rank → its highest step
 
 
-def _csv(text: str, path: Path) -> Iterator[_Row]:
-    rows = csv.reader(io.StringIO(text))
-    header = next(rows, [])
-    names = [name.strip().lower() for name in header]
-    if not set(NAMES["step"]) & set(names):
-        raise RequestError(f"has no column 'step', only {', '.join(header) or 'nothing'}", where=str(path), remedy=_REMEDY)
-    last = text.count("\n") + 1  # the line that has no end
-    for cells in rows:
-        is_being_written = rows.line_num == last and len(cells) < len(names)
-        if cells and not is_being_written:
-            yield _row({name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}, f"{path}:{rows.line_num}")
-
-
-# How a file's name ends → what reads it; JSON lines otherwise
-_READERS: Mapping[str, Callable[[str, Path], Iterator[_Row]]] = MappingProxyType({"trainer_state.json": _trainer_state, ".csv": _csv})
-
-
-def _row(held: Any, where: str) -> _Row:  # noqa: ANN401  # what JSON gives
-    if not isinstance(held, dict):
-        raise RequestError("is no step of a log: not an object with names", where=where, remedy=_REMEDY)
-    told = {field: held[name] for field, names in NAMES.items() for name in names[::-1] if held.get(name) is not None}
-    if "step" not in told:
-        raise RequestError(f"is no step of a log: it has none of {', '.join(NAMES['step'])}", where=where, remedy=_REMEDY)
-    return _Row(
-        _count(told, "step", where),
-        _count(told, "rank", where),
-        _number(told, "loss", where) if "loss" in told else None,
-        _count(told, "tokens", where),
-        _count(told, "consumed_tokens", where),
-        str(told.get("data", "")),
-        where,
-    )
-
-
-def _count(told: Mapping[str, Any], field: str, where: str) -> int:
-    value = told.get(field, 0)
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)  # exact where a float would round
-    number = value if type(value) is int else _number(told, field, where)
-    if number < 0 or (isinstance(number, float) and not number.is_integer()):
-        raise RequestError(f"is no step of a log: {field} {value!r} is no whole number of at least 0", where=where, remedy=_REMEDY)
-    return int(number)
-
-
-def _number(told: Mapping[str, Any], field: str, where: str) -> float:
-    value = told[field]
-    try:
-        if not isinstance(value, bool):
-            return float(value)
-    except (TypeError, ValueError, OverflowError):
-        pass  # no number either
-    raise RequestError(f"is no step of a log: {field} {value!r} is no number", where=where, remedy=_REMEDY)
-
-
-def _by_step(rows: list[_Row]) -> list[tuple[LogLine, int]]:
-    steps: dict[int, dict[int, _Row]] = {}
+def _of_the_run_that_is(rows: Iterable[Row]) -> list[Row]:
+    # By step; of a rank that went back farther than the first to do so there may be two of one step, the later one last.
+    attempts = [_Attempt(0, {}, {})]
     for row in rows:
-        steps.setdefault(row.step, {})[row.rank] = row
-    return [_merge(list(steps[step].values())) for step in sorted(steps)]
+        attempt = attempts[-1]
+        earlier = attempt.ranks.setdefault(row.rank, {}).get(row.step)
+        if row.tells_training():
+            if _is_back(row, earlier, attempt):
+                attempt = _Attempt(row.step, {row.rank: {}}, {})
+                attempts.append(attempt)
+            attempt.reached[row.rank] = max(row.step, attempt.reached.get(row.rank, 0))
+        attempt.ranks[row.rank][row.step] = row.over(earlier)
+    kept: list[Row] = []
+    until: float = inf
+    for attempt in reversed(attempts):
+        kept += [row for steps in attempt.ranks.values() for row in steps.values() if row.step < until]
+        until = min(until, attempt.begin)
+    kept.reverse()  # the latest attempt last
+    return sorted(kept, key=attrgetter("step", "rank"))
 
 
-def _merge(rows: list[_Row]) -> tuple[LogLine, int]:
-    losses = [row.loss for row in rows if row.loss is not None]
-    line = LogLine(
-        rows[0].step,
-        sum(losses) / len(losses) if losses else None,
-        max(row.consumed for row in rows),
-        next((row.data for row in rows if row.data), ""),
-        rows[0].where,
-    )
-    return line, sum(row.tokens for row in rows)
+def _is_back(row: Row, earlier: Row | None, attempt: _Attempt) -> bool:
+    if earlier is not None and earlier.tells_training():
+        return row.repeats(earlier)
+    return row.step < attempt.reached.get(row.rank, 0)
 
 
-def _count_tokens(lines: list[tuple[LogLine, int]], tokens_per_step: int) -> tuple[LogLine, ...]:
-    # Cumulative from the lines' own tokens while no step is missing; behind a gap only what is stated counts.
-    counted, total, expected = [], 0, 1
-    for line, tokens in lines:
-        is_whole = line.step == expected and tokens > 0
-        total, expected = (total + tokens, expected + 1) if is_whole else (0, -1)
-        told = line.consumed or tokens_per_step * line.step or (total if is_whole else 0)
-        counted.append(replace(line, consumed=told))
-    return tuple(counted)
+def _merge(rows: Iterable[Row], tokens_per_step: int) -> Iterator[LogLine]:
+    # Tokens are added up from the first step, 0 or 1, while no step is missing; behind a gap only what is stated counts.
+    total, expected = 0, -1
+    for number, (step, here) in enumerate(groupby(rows, key=attrgetter("step"))):
+        merged = list({row.rank: row for row in here}.values())
+        tokens = sum(row.tokens for row in merged)
+        is_first = number == 0 and step <= 1
+        is_whole = (is_first or step == expected) and (tokens > 0 or step == 0)
+        total, expected = (total + tokens, step + 1) if is_whole else (0, -1)
+        losses = [row.loss for row in merged if row.loss is not None]
+        recorded = max(row.consumed for row in merged) or total
+        yield LogLine(
+            step,
+            sum(losses) / len(losses) if losses else None,
+            recorded or tokens_per_step * step,
+            next((row.data for row in merged if row.data), ""),
+            merged[0].where,
+            is_estimated=not recorded and tokens_per_step * step > 0,
+        )

@@ -97,6 +97,18 @@ def gather_counters(catalog: Catalog, payload_of: Callable[[Fragment], Payload])
     return values | read
 
 
+def count_ranks(catalog: Catalog) -> int:
+    """Return how many ranks wrote a checkpoint.
+
+    Args:
+        catalog: its.
+
+    Returns:
+        Those that have files; 0 where names do not tell.
+    """
+    return len(_rank_names(catalog.table.files))
+
+
 def _read_items(catalog: Catalog, items: Sequence[StateItem]) -> tuple[dict[str, Scalar], list[str], dict[str, str]]:
     # Values by key, all keys, and why an item was not read.
     values: dict[str, Scalar] = {item.fqn: _storable(item.value) for item in items if item.value is not None}

@@ -2,6 +2,8 @@
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from reports.model import Mark
 from reports.timeline import LEFT, RIGHT, WIDTH, draw_timeline
 
@@ -38,3 +40,20 @@ def test_labels_are_escaped():
     svg = draw_timeline([Mark("<pin>", 1, 1, '<script>alert("x")</script>')])
     assert "<script>" not in svg
     assert "<pin>" not in svg
+
+
+@pytest.mark.parametrize(
+    ("lane", "style"),
+    [
+        ("kept", "one"),
+        ("goes", "two"),
+        ("weights only", "one thin"),
+        ("spike", "bad"),
+        ("gap in the log", "bad"),
+        ("pin", "pinned"),
+        ("drill", "ink"),
+    ],
+)
+def test_what_is_kept_and_what_goes_are_drawn_apart(lane, style):
+    svg = draw_timeline([Mark(lane, 7, 7, "step-7")])
+    assert [rect.get("class") for rect in ET.fromstring(svg).iter("rect")] == [f"mark {style}"]

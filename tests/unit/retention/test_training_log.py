@@ -33,6 +33,30 @@ def test_tokens_per_step_fill_in(tmp_path):
     (tmp_path / "log.csv").write_text("step,loss,data\n10,2.5,a\n20,,b\n")
     found = read_training_log(tmp_path / "log.csv", tokens_per_step=100)
     assert [(line.step, line.loss, line.consumed, line.data) for line in found] == [(10, 2.5, 1000, "a"), (20, None, 2000, "b")]
+    assert [line.recorded for line in found] == [0, 0]
+
+
+def test_what_is_stated_and_what_is_added_up_come_before_an_estimate(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,tokens,consumed_tokens\n1,2.5,7,\n2,2.5,7,\n3,2.5,,90\n4,2.5,,\n")
+    found = read_training_log(path, tokens_per_step=100)
+    assert [(line.consumed, line.is_estimated) for line in found] == [(7, False), (14, False), (90, False), (400, True)]
+
+
+@pytest.mark.parametrize(("first", "counted"), [({"step": 0, "tokens": 5}, [5, 15, 25]), ({"step": 0, "loss": 9.0}, [0, 10, 20])])
+def test_a_log_that_begins_at_step_0_counts_its_tokens(tmp_path, first, counted):
+    rows = [first, {"step": 1, "tokens": 10}, {"step": 2, "tokens": 10}]
+    assert [line.consumed for line in _lines(tmp_path / "log.jsonl", *rows)] == counted
+
+
+def test_a_log_that_begins_later_cannot_add_up(tmp_path):
+    assert [line.consumed for line in _lines(tmp_path / "log.jsonl", {"step": 2, "tokens": 10}, {"step": 3, "tokens": 10})] == [0, 0]
+
+
+def test_what_torchtitan_logs_is_read(tmp_path):
+    rows = [{"step": 1, "loss_metrics/global_avg_loss": 8.1, "loss_metrics/global_max_loss": 8.3, "n_tokens_seen": 4096, "lr": 0.1}]
+    (line,) = _lines(tmp_path / "log.jsonl", *rows)
+    assert (line.loss, line.recorded) == (8.1, 4096)
 
 
 def test_what_trainer_writes_is_read(tmp_path):
@@ -83,8 +107,8 @@ def test_a_csv_row_that_is_being_written_is_not_read(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,loss,tokens\n1,2.5,10\n20")  # of "200,2.5,10"
     assert [line.step for line in read_training_log(path)] == [1]
-    path.write_text("step,loss,tokens\n1,2.5,10\n2,2.5,10")
-    assert [line.step for line in read_training_log(path)] == [1, 2]
+    path.write_text("step,loss,tokens\n1,2.5,10\n2,2.5,1")  # of "2,2.5,10", which nothing tells
+    assert [line.step for line in read_training_log(path)] == [1]
 
 
 @pytest.mark.parametrize("name", ["LOG.CSV", "log.csv"])
