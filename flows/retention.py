@@ -118,7 +118,7 @@ def _spell_given(request: RetainRequest, settled: int) -> Iterator[str]:
         yield f"policy: {request.policy.absolute()}, sha256 {digest}; as read, in plan.json"
     for option, paths in {"log": [request.log] if request.log else [], "evaluations": request.evals}.items():
         yield f"{option}: {', '.join(str(path.absolute()) for path in paths) or 'none given'}"
-    yield f"who names saves was looked up in {request.runs.absolute()}: {settled} reports, and the runs that are going on"
+    yield f"who names saves was looked up below {request.runs.absolute()}, in reports ({settled}) and in runs that are going on"
 
 
 def _mark_saves(planned: Planned, left: Mapping[str, str], words: Mapping[Action, str]) -> tuple[Mark, ...]:

@@ -27,6 +27,8 @@ from validators.retention.plan import RetentionEvidence, plan_retention
 from validators.retention.policy import RetentionPolicy
 from validators.retention.training_log import LogLine, tokens_at
 
+_CHANGED = "it changed since it was planned"
+
 
 class ChangedError(Exception):
     """A save is not what it was when its fate was planned."""
@@ -158,13 +160,16 @@ class _Worker:
 
     def _thin(self, save: SeenSave) -> None:
         self._look_again(save)
-        thin(list_files(self._root / save.name), save.thinnable, partial(self._refuse_claimed, save))
+        files = list_files(self._root / save.name)  # the mark says what these files are, so they must be those of the plan
+        if files.digest() != save.listing:
+            raise ChangedError(_CHANGED)
+        thin(files, save.thinnable, partial(self._refuse_claimed, save))
 
     def _look_again(self, save: SeenSave) -> None:
         self._refuse_claimed(save)
         self._refuse_pointed(save)
         if not self._is_as_planned(save):
-            raise ChangedError("it changed since it was planned")
+            raise ChangedError(_CHANGED)
         for name in self._planned.plan.relied_on:
             if not self._is_as_planned(self.seen[name]):
                 raise ChangedError(f"{name}, without which nothing may go, changed since it was planned")

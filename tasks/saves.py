@@ -165,7 +165,7 @@ def look_at(folder: Path, step: int | None, also: tuple[Path, ...] = ()) -> Save
         The save.
     """
     cause = refusal = kind = ""
-    listing = list_files(folder) if folder.is_dir() else Listing(folder, {})
+    listing = _list(folder)
     try:
         _refuse_thinned(listing)
         catalog = open_checkpoint(folder, also=also).catalog()
@@ -195,6 +195,14 @@ def look_at(folder: Path, step: int | None, also: tuple[Path, ...] = ()) -> Save
         tuple(str(root.absolute()) for root in also),
         listing.digest(),
     )
+
+
+def _list(folder: Path) -> Listing:
+    # Nothing where it cannot be listed: opening it says why, and no listing is that of a verified save.
+    try:
+        return list_files(folder)
+    except OSError:
+        return Listing(folder, {})
 
 
 def _refuse_thinned(listing: Listing) -> None:
