@@ -21,8 +21,8 @@ from reports.write import ReportPaths, replace_text, write_report
 from tasks.claims import OWN_KIND
 from tasks.engine.formats.readers import check_folder
 from tasks.ledger import gather_events
-from tasks.retain import Planned, apply_plan, plan_root
-from validators.retention.evaluations import read_evaluations
+from tasks.retain import Planned, apply_plan, plan_root, put_back
+from validators.retention.evaluations import Evaluation, read_evaluations
 from validators.retention.evidence import Action, Decision
 from validators.retention.pins import list_unlogged
 from validators.retention.plan import spell_excess
@@ -33,7 +33,6 @@ from validators.retention.training_log import LogLine
 BECOMES: Mapping[Action, str] = MappingProxyType({"keep": "kept", "go": "goes", "thin": "weights only"})
 DONE: Mapping[Action, str] = MappingProxyType({"keep": "kept", "go": "gone", "thin": "weights only"})
 STILL_THERE = "still there"
-_HALF_DELETED = "left half-deleted by an interrupted run, goes first"
 
 
 class PlanRequest(TrainingRunRequest):
@@ -85,13 +84,14 @@ def retain(request: RetainRequest) -> Retained:
     log = request.read_log(policy)
     started, begun = now(), perf_counter()
     evaluations = read_evaluations(request.evals)
+    again = put_back(root, request.runs) if request.apply else ()
     planned = plan_root(root, policy, log, request.runs, evaluations)
     marks = tuple(mark_run(planned.signs, gather_events(request.runs, root), evaluations))
     run_id, folder = make_run_folder(OWN_KIND, request.runs)
     replace_text(folder / "plan.json", json.dumps({**asdict(planned.plan), "policy": policy.model_dump(mode="json")}, indent=1) + "\n")
     left = apply_plan(root, planned, request.runs) if request.apply else ()
     words = DONE if request.apply else BECOMES
-    result = replace(_judge(planned, policy, log, left), seconds=perf_counter() - begun)
+    result = replace(_judge(planned, policy, log, evaluations, left), seconds=perf_counter() - begun)
     report = Report(
         run_id=run_id,
         kind=OWN_KIND,
@@ -106,7 +106,7 @@ def retain(request: RetainRequest) -> Retained:
         finished=now(),
         fates=tuple(_tell(decision, dict(left), words) for decision in planned.plan.decisions),
         timeline=(*_mark_saves(planned, dict(left), words), *marks),
-        notes=(*_spell_given(request, len(planned.settled)), *(f"{name}: {_HALF_DELETED}" for name in planned.plan.unfinished)),
+        notes=(*_spell_given(request, len(planned.settled)), *_spell_leftovers(planned, again)),
     )
     return Retained(planned, left, report, write_report(report, folder))
 
@@ -119,6 +119,11 @@ def _spell_given(request: RetainRequest, settled: int) -> Iterator[str]:
     for option, paths in {"log": [request.log] if request.log else [], "evaluations": request.evals}.items():
         yield f"{option}: {', '.join(str(path.absolute()) for path in paths) or 'none given'}"
     yield f"who names saves was looked up below {request.runs.absolute()}, in reports ({settled}) and in runs that are going on"
+
+
+def _spell_leftovers(planned: Planned, again: tuple[str, ...]) -> Iterator[str]:
+    yield from (f"{name}: renamed by an interrupted run and still whole; it has its name back" for name in again)
+    yield from (f"{name}: left by an interrupted run; --apply finishes it, or gives it its name back" for name in planned.plan.unfinished)
 
 
 def _mark_saves(planned: Planned, left: Mapping[str, str], words: Mapping[Action, str]) -> tuple[Mark, ...]:
@@ -135,23 +140,31 @@ def _tell(decision: Decision, left: Mapping[str, str], words: Mapping[Action, st
     return Fate(decision.name, decision.nbytes, words[decision.action], "; ".join(decision.because))
 
 
-def _judge(planned: Planned, policy: RetentionPolicy, log: Sequence[LogLine], left: tuple[tuple[str, str], ...]) -> CheckResult:
+def _judge(
+    planned: Planned,
+    policy: RetentionPolicy,
+    log: Sequence[LogLine],
+    evaluations: Sequence[Evaluation],
+    left: tuple[tuple[str, str], ...],
+) -> CheckResult:
     plan = planned.plan
     findings = [finding("retention.left", name, expected="gone", found=why) for name, why in left]
     if plan.blocked:
         findings.append(finding("retention.unverified", plan.root, expected="two verified saves", found=plan.blocked))
     incomplete = [save.name for save in planned.saves if not save.is_complete and not save.is_thinned]
+    unplaced = [one.where for one in evaluations if one.step is None]
     unlogged = list_unlogged(planned.saves, log, policy)
-    findings += _folded("retention.incomplete", incomplete, "a whole save", "that are not")
+    findings += _folded("retention.incomplete", incomplete, "whole saves", "not whole")
     findings += _folded(
         "retention.backward", list(plan.backward), "saves written in the order of their steps", "written before an earlier step"
     )
+    findings += _folded("retention.unplaced", unplaced, "results of a step", "that tell of none, and hold no save")
     findings += _folded("retention.unlogged", unlogged, "a log with the loss of every stretch", "of which the log says nothing")
     findings += _folded(
         "retention.not-thinned",
         [d.name for d in plan.decisions if d.unthinnable],
-        "files of its own for the training state",
-        "that have none",
+        "whole weights in files of their own",
+        "without",
     )
     over = spell_excess(plan, policy)
     if over:

@@ -60,17 +60,17 @@ def _print_json(retained: "Retained") -> None:
 
 
 def _print(retained: "Retained", *, applied: bool) -> None:
-    from reports.spell import spell_bytes
+    from reports.spell import spell_bytes, spell_unseen
 
     plan, left = retained.planned.plan, dict(retained.left)
     kept = plan.of("keep")
     for name in plan.unfinished:
-        print(f"go    {name}  left by an interrupted run")
+        print(f"go    {spell_unseen(name)}  left by an interrupted run")
     for decisions, shown in ((plan.of("go"), _GOING_SHOWN), (plan.of("thin"), _GOING_SHOWN), (kept, _KEPT_SHOWN)):
         for decision in decisions[-shown:]:
             size = spell_bytes(decision.freed_nbytes or decision.nbytes)
             told = left.get(decision.name) or _spell_reasons(decision.because)
-            print(f"{'left' if decision.name in left else decision.action:<5} {decision.name}  {size}  {told}")
+            print(f"{'left' if decision.name in left else decision.action:<5} {spell_unseen(decision.name)}  {size}  {told}")
         if len(decisions) > shown:
             print(f"{decisions[0].action:<5} … and {len(decisions) - shown} earlier; --json lists all")
     _print_findings(retained.report)
@@ -140,6 +140,7 @@ def _print_findings(report: "Report") -> None:
     for result in report.results:
         for found in result.findings:
             print(f"{found.severity:<8} {found.where}: [{found.code}] expected {found.expected}, found {found.found}")
+            print(f"         {found.remedy}")
 
 
 def add_commands(app: typer.Typer) -> None:

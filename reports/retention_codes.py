@@ -18,6 +18,7 @@ _RETENTION: dict[str, Code] = {
         "Give a --log that has the loss of these steps, or set pin_spikes and pin_data_switches to false.",
         "warning",
     ),
+    "retention.unplaced": Code("results that tell of no step hold no save", "Write the step into the file.", "warning"),
     "retention.over-budget": Code("what is kept is more than the budget", "Keep less, or raise budget_nbytes.", "warning"),
     "retention.not-thinned": Code(
         "weights only were wanted of a save whose files hold the rest too",

@@ -22,7 +22,9 @@ OWN_KIND = "retain"  # reports of retention itself name every save
 LEDGER_KIND = "ledger"
 
 
-def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave], settled: frozenset[str] = frozenset()) -> tuple[Claim, ...]:
+def find_claims(
+    runs: Path, root: Path, saves: Sequence[SeenSave], settled: frozenset[str] = frozenset(), let_go: frozenset[str] = frozenset()
+) -> tuple[Claim, ...]:
     """Return who names which save.
 
     Args:
@@ -30,6 +32,7 @@ def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave], settled: froz
         root: the training run's root, resolved.
         saves: its saves.
         settled: run folders that were looked at already.
+        let_go: kinds of reports that hold nothing.
 
     Returns:
         Claims, by run folder.
@@ -41,7 +44,7 @@ def find_claims(runs: Path, root: Path, saves: Sequence[SeenSave], settled: froz
     found: list[Claim] = []
     for folder in _run_folders(runs):
         if folder.name not in settled:
-            found += [Claim(name, because) for because, named in _claims_of(folder, root, names) for name in sorted(named)]
+            found += [Claim(name, because) for because, named in _claims_of(folder, root, names, let_go) for name in sorted(named)]
     return tuple(found)
 
 
@@ -93,8 +96,20 @@ def save_of(path: Path, root: Path) -> str:
     Returns:
         The folder's name; "" for the root itself, a relative path and one elsewhere.
     """
-    real = real_path(path)
-    return real.relative_to(root).parts[0] if path.is_absolute() and real != root and real.is_relative_to(root) else ""
+    return folder_of(real_path(path), root) if path.is_absolute() else ""
+
+
+def folder_of(real: Path, root: Path) -> str:
+    """Return which folder of a run's root a resolved path is, or lies in.
+
+    Args:
+        real: the path.
+        root: the training run's root, resolved.
+
+    Returns:
+        The folder's name; "" for the root itself and a path elsewhere.
+    """
+    return real.relative_to(root).parts[0] if real != root and real.is_relative_to(root) else ""
 
 
 def _run_folders(runs: Path) -> list[Path]:
@@ -104,34 +119,38 @@ def _run_folders(runs: Path) -> list[Path]:
         raise FormatError(f"cannot be listed: {error.strerror}", where=str(runs), remedy="Its reports say which saves must stay.") from None
 
 
-def _claims_of(folder: Path, root: Path, names: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
+def _claims_of(folder: Path, root: Path, names: frozenset[str], let_go: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     try:
         read = _being_read(folder / READING_NAME, root, names)
         yield f"{folder.name} is reading it", read
         report = _load(folder / REPORT_NAME)
-        yield f"named by the report of {folder.name}", _reported(report, root, names)
-        if report.get("kind") == LEDGER_KIND and real_path(Path(str(report["subject"]))) == root:
+        yield f"named by the report of {folder.name}", _reported(report, root, names, let_go)
+        if report and report["kind"] == LEDGER_KIND and _may_be(Path(str(report["subject"])), root):
             yield f"the ledger of {folder.name} has an evaluation of it", _evaluated(folder / LEDGER_NAME, names)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         yield f"{folder.name} cannot be read, and may name it ({type(error).__name__}: {error})", names
 
 
-def _load(path: Path) -> Mapping[str, object]:
+def _may_be(path: Path, root: Path) -> bool:
+    return not os.path.lexists(path) or _is_same(path, root)  # a root that was moved since is not there
+
+
+def _load(path: Path) -> Mapping[str, object] | None:
     if not os.path.lexists(path):
-        return {}  # a run that is going on, or was killed
+        return None  # a run that is going on, or was killed
     held = json.loads(path.read_bytes())
     if not isinstance(held, dict):
         raise ValueError("no report")  # noqa: TRY004  # what the bytes say is at fault, not the caller
     return held
 
 
-def _reported(report: Mapping[str, object], root: Path, names: frozenset[str]) -> frozenset[str]:
-    if not report or report["kind"] in (OWN_KIND, LEDGER_KIND):
+def _reported(report: Mapping[str, object] | None, root: Path, names: frozenset[str], let_go: frozenset[str]) -> frozenset[str]:
+    if report is None or report["kind"] in {OWN_KIND, LEDGER_KIND} | let_go:
         return frozenset()
-    said = {text for name in ("checkpoint", "source", "subject") if isinstance(text := report.get(name), str)}
-    if not said:
+    said = [report[name] for name in ("checkpoint", "source", "subject") if name in report]
+    if not said or not all(isinstance(text, str) for text in said):
         raise ValueError("it says of no checkpoint")
-    return frozenset(_named(text, root, names) for said_text in said for text in (said_text, path_of(said_text))) - {""}
+    return frozenset(_named(text, root, names) for told in map(str, said) for text in (told, path_of(told))) - {""}
 
 
 def _named(text: str, root: Path, names: frozenset[str]) -> str:

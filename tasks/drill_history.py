@@ -55,6 +55,20 @@ def read_history(runs: Path, root: Path | None = None) -> tuple[PastDrill, ...]:
     return tuple(past for past in _lines(runs) if root is None or past.root == str(real_path(root)))
 
 
+def history_state(runs: Path) -> tuple[int, int]:
+    """Return what changes when a drill adds a line.
+
+    Args:
+        runs: where run folders go.
+
+    Returns:
+        Bytes and time (ns) of the history; zeros without one.
+    """
+    path = runs / HISTORY_NAME
+    stat = path.stat() if path.is_file() else None
+    return (stat.st_size, stat.st_mtime_ns) if stat else (0, 0)
+
+
 def find_passed(runs: Path, checkpoint: Path) -> PastDrill | None:
     """Return the latest green drill that read a checkpoint.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISLNK
 
-from reports.paths import real_path
+from reports.paths import passed_paths, real_path
 from validators.drills.record import RECORD_NAME
 
 THINNED_NAME = "shardwright.thinned.json"  # in a save whose training state was deleted, or is being
@@ -77,17 +77,17 @@ class Listing:
         return hashlib.sha256("".join(rows).encode("utf-8", "surrogateescape")).hexdigest()
 
     def leaving(self) -> tuple[str, ...]:
-        """Return where the links in it lead that leave it.
+        """Return where the links in it lead that leave it, each place on the way among them.
 
         Returns:
-            Real paths, sorted.
+            Absolute paths, sorted.
         """
         links = [name for name, stat in self.stats.items() if S_ISLNK(stat.st_mode)]
         if not links:
             return ()
         here = real_path(self.folder)
-        targets = {real_path(self.folder / name) for name in links}
-        return tuple(sorted(str(target) for target in targets if not target.is_relative_to(here)))
+        places = {place for name in links for place in passed_paths(self.folder / name)}
+        return tuple(sorted(str(place) for place in places if not place.is_relative_to(here)))
 
     def linked(self) -> tuple[tuple[int, int, int], ...]:
         """Return its files that have other names too: deleting one of the names gives nothing back.

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-from reports.paths import real_path
-from tasks.claims import save_of
+from reports.paths import passed_paths
+from tasks.claims import folder_of
 from tasks.engine.formats.folders import list_names
 from tasks.listing import TRAINER_STATE
 from tasks.saves import read_pointers
 from validators.retention.evidence import Claim, SeenSave
+
+_BETWEEN_NAMES = re.compile(r"[^\w.+=-]+")
 
 
 def find_pointed(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
@@ -42,12 +45,12 @@ def find_linked(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
     Raises:
         FormatError: the root cannot be listed.
     """
+    found = [(save.name, Path(place)) for save in saves for place in save.leaving]
     names = {save.name for save in saves}
-    found = [(save.name, Path(target)) for save in saves for target in save.leaving]
     for other in list_names(root):
-        if other.endswith("/") and other[:-1] not in names and not (root / other[:-1]).is_symlink():
-            found += [(str(link.relative_to(root)), real_path(link)) for link in _links_in(root / other)]
-    return tuple(Claim(name, f"a link in {where} leads to it") for where, target in found if (name := save_of(target, root)) in names)
+        if other.endswith("/") and other[:-1] not in names:
+            found += [(str(link.relative_to(root)), place) for link in _links_in(root / other[:-1]) for place in passed_paths(link)]
+    return tuple(Claim(name, f"a link in {where} leads to it") for where, place in found for name in names & {folder_of(place, root)})
 
 
 def _links_in(folder: Path) -> Iterator[Path]:
@@ -58,25 +61,29 @@ def _links_in(folder: Path) -> Iterator[Path]:
 def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     # `latest` says a folder's name, or a path that holds it; Megatron's tracker a step.
     for pointer, named in read_pointers(root).items():
-        said = {named, *PurePath(named).parts}
-        yield from (Claim(save.name, f"the pointer file {pointer} names it") for save in saves if said & {save.name, str(save.step)})
+        said = set(_BETWEEN_NAMES.split(named))
+        steps = {int(word) for word in said if word.isdecimal() and word.isascii()}
+        yield from (Claim(save.name, f"the pointer file {pointer} names it") for save in saves if save.name in said or save.step in steps)
 
 
 def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     names = {save.name for save in saves}
     for link in sorted(entry.name for entry in os.scandir(root) if entry.is_symlink()):
-        name = save_of(root / link, root)
-        if name in names:
+        for name in sorted(names & {folder_of(place, root) for place in passed_paths(root / link) if place != root / link}):
             yield Claim(name, f"the link {link} leads to it")
 
 
 def _by_trainer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
     # The newest state says which is the best by now (transformers 5.24, TrainerState.best_model_checkpoint): Trainer loads it at the end.
     # One that is still being written says nothing yet; the one before it does.
-    states = (root / save.name / TRAINER_STATE for save in reversed(saves) if save.holds_trainer_state)
-    told = next(((path, best) for path in states if (best := _best_model(path)) is not None), None)
+    # After a run went back, the newest by step is of what it left, the newest by time of what it does.
+    holding = [save for save in saves if save.holds_trainer_state]
+    told: dict[Path, str | None] = {}
+    for order in (holding, sorted(holding, key=lambda save: save.saved_at)):
+        states = (root / save.name / TRAINER_STATE for save in reversed(order))
+        told |= next(({path: best} for path in states if (best := _best_model(path)) is not None), {})
     beside = root / TRAINER_STATE
-    for state, best in (*([told] if told else []), (beside, _best_model(beside))):
+    for state, best in (told | {beside: _best_model(beside)}).items():
         yield from (Claim(save.name, f"the best model by {state.relative_to(root)}") for save in saves if save.name == best)
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from reports.errors import CommitError, FormatError, RequestError
 from tasks.claims import find_claims, find_settled, find_verified
+from tasks.drill_history import history_state
 from tasks.engine.writing.lock import ProcessLock
 from tasks.listing import list_files
 from tasks.moments import counted_tokens
 from tasks.pointed import find_linked, find_pointed
 from tasks.saves import look_at
 from tasks.sight import GOING, list_going, see_save, see_saves
-from tasks.thinning import sync_folder, thin
+from tasks.thinning import keeps_weights, sync_folder, thin
 from validators.retention.evaluations import Evaluation
 from validators.retention.evidence import Action, Claim, Pin, RetentionPlan, SeenSave
 from validators.retention.pins import LogSigns, find_signs, propose_pins
@@ -36,13 +37,17 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it was made of. `settled` are the run folders whose claims are in it."""
+    """A plan, and what it was made of. `settled` are the run folders whose claims are in it, `let_go` the kinds of reports that hold
+    nothing, `history` the state of the history of drills then.
+    """
 
     plan: RetentionPlan
     saves: tuple[SeenSave, ...]
     pins: tuple[Pin, ...]
     signs: LogSigns
     settled: frozenset[str]
+    let_go: frozenset[str]
+    history: tuple[int, int]
 
 
 def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs: Path, evaluations: Sequence[Evaluation] = ()) -> Planned:
@@ -67,12 +72,56 @@ def plan_root(root: Path, policy: RetentionPolicy, log: Sequence[LogLine], runs:
         raise FormatError("holds no save of a training run", where=str(root), remedy="Point at the folder that holds a folder per step.")
     if policy.every_tokens and not any(save.tokens for save in saves):
         raise RequestError("needs tokens", where="every_tokens", remedy="Give a --log that counts them, or tokens_per_step.")
-    signs, settled = find_signs(log, policy), find_settled(runs)
+    signs, settled, history = find_signs(log, policy), find_settled(runs), history_state(runs)
     pins = propose_pins(signs, policy)
-    claims = (*find_claims(runs, root, saves), *find_pointed(root, saves), *find_linked(root, saves), *_of_results(evaluations, saves))
+    claims = (
+        *find_claims(runs, root, saves, let_go=_let_go(policy)),
+        *find_pointed(root, saves),
+        *find_linked(root, saves),
+        *_of_results(evaluations, saves),
+    )
     evidence = RetentionEvidence(str(root), saves, claims, pins, find_verified(runs, root, saves), going)
-    plan = plan_retention(evidence, policy, lambda save: look_at(root / save.name, save.step).is_complete)
-    return Planned(plan, saves, pins, signs, settled)
+    plan = plan_retention(
+        evidence,
+        policy,
+        lambda save: look_at(root / save.name, save.step).is_complete,
+        lambda save: bool(save.thinnable) and keeps_weights(root / save.name, save.thinnable),
+    )
+    return Planned(plan, saves, pins, signs, settled, _let_go(policy), history)
+
+
+def _let_go(policy: RetentionPolicy) -> frozenset[str]:
+    return frozenset() if policy.hold_drilled else frozenset({"drill"})
+
+
+def put_back(root: Path, runs: Path) -> tuple[str, ...]:
+    """Give saves their names back that an interrupted run had renamed, and not begun to delete. They are planned as any other then.
+
+    Args:
+        root: the run's root, resolved.
+        runs: where run folders are.
+
+    Returns:
+        Their names.
+
+    Raises:
+        CommitError: another process is deleting.
+        OSError: one could not be renamed.
+    """
+    found = []
+    with _applying(root, runs):
+        for going in list_going(root):
+            name = GOING.sub(r"\1", going)
+            if see_save(root / going, 0, root).is_complete and not os.path.lexists(root / name):
+                (root / going).rename(root / name)
+                found.append(name)
+    return tuple(found)
+
+
+def _applying(root: Path, runs: Path) -> ProcessLock:
+    refusal = CommitError("another --apply of this run is going on", where=str(root), remedy="Wait for it.")
+    runs.mkdir(parents=True, exist_ok=True)
+    return ProcessLock(runs / f".retain-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.lock", refusal)
 
 
 def _count_tokens(root: Path, saves: Sequence[SeenSave], policy: RetentionPolicy, log: Sequence[LogLine]) -> Iterator[SeenSave]:
@@ -101,20 +150,15 @@ def apply_plan(root: Path, planned: Planned, runs: Path) -> tuple[tuple[str, str
         CommitError: another process is doing the same.
     """
     left = []
-    refusal = CommitError("another --apply of this run is going on", where=str(root), remedy="Wait for it.")
-    with ProcessLock(_lock_path(runs, root), refusal):
-        worker = _Worker(root, planned, runs)
+    with _applying(root, runs):
         for name in planned.plan.unfinished:
-            left += _try(name, partial(worker.finish, name))
+            left += _try(name, partial(shutil.rmtree, root / name))
+        worker = _Worker(root, planned, runs)
         for decision in planned.plan.decisions:
             act = worker.acts.get(decision.action)
             if act is not None:
                 left += _try(decision.name, partial(act, worker.seen[decision.name]))
     return tuple(left)
-
-
-def _lock_path(runs: Path, root: Path) -> Path:
-    return runs / f".retain-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.lock"
 
 
 def _try(name: str, work: Callable[[], None]) -> list[tuple[str, str]]:
@@ -130,22 +174,14 @@ class _Worker:
     def __init__(self, root: Path, planned: Planned, runs: Path) -> None:
         self._root, self._planned, self._runs = root, planned, runs
         self.seen = {save.name: save for save in planned.saves}
+        self._history = planned.history
         self.acts: Mapping[Action, Callable[[SeenSave], None]] = {"go": self._delete, "thin": self._thin}
 
-    def finish(self, going: str) -> None:
-        """Delete what a run that was interrupted had renamed away, unless somebody names it: that run may have been about to see so.
-
-        Args:
-            going: its folder's name.
-        """
-        save = SeenSave(GOING.sub(r"\1", going), 0, 0, 0.0)
-        self._refuse_claimed(save, frozenset())
-        self._refuse_pointed(save)
-        shutil.rmtree(self._root / going)
-
     def _delete(self, save: SeenSave) -> None:
-        self._look_again(save)
         folder, going = self._root / save.name, self._root / f".{save.name}.shardwright-going"
+        if not os.path.lexists(folder):
+            return  # its trainer was faster
+        self._look_again(save)
         folder.rename(going)
         try:
             self._refuse_claimed(save)  # whoever begins to read it from here on does not find it; who began before has said so
@@ -173,17 +209,20 @@ class _Worker:
         for name in self._planned.plan.relied_on:
             if not self._is_as_planned(self.seen[name]):
                 raise ChangedError(f"{name}, without which nothing may go, changed since it was planned")
+        if history_state(self._runs) != self._history:
+            verified = [self.seen[name] for name in self._planned.plan.verified]
+            if len(find_verified(self._runs, self._root, verified)) < len(verified):
+                raise ChangedError("a drill since then did not find whole what the plan relies on")
 
     def _is_as_planned(self, save: SeenSave) -> bool:
         # Deleting one save takes a name from files that others share, and that changes nothing of them.
         return replace(see_save(self._root / save.name, save.step, self._root), linked=()) == replace(save, tokens=0, linked=())
 
-    def _refuse_claimed(self, save: SeenSave, settled: frozenset[str] | None = None) -> None:
-        known = self._planned.settled if settled is None else settled
-        _refuse(find_claims(self._runs, self._root, (save,), known), save)
+    def _refuse_claimed(self, save: SeenSave) -> None:
+        _refuse(find_claims(self._runs, self._root, (save,), self._planned.settled, self._planned.let_go), save)
 
     def _refuse_pointed(self, save: SeenSave) -> None:
-        _refuse(find_pointed(self._root, (save, *self._planned.saves)), save)
+        _refuse(find_pointed(self._root, self._planned.saves), save)
 
 
 def _refuse(claims: Sequence[Claim], save: SeenSave) -> None:

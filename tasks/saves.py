@@ -239,7 +239,7 @@ def read_pointers(root: Path) -> dict[str, str]:
 
 
 def _read_pointer(path: Path) -> str:
-    if path.is_symlink():
+    if path.is_symlink() and not path.is_file():
         return real_path(path).name
     is_text = path.is_file() and path.stat().st_size < 1000
     return path.read_text(encoding="utf-8", errors="replace").strip() if is_text else ""

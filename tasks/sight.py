@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 
 from reports.paths import real_path
-from tasks.engine.formats.folders import list_steps
+from tasks.engine.formats.folders import list_steps, step_of
 from tasks.engine.formats.megatron_state import read_tracker
 from tasks.listing import THINNED_NAME, TRAINER_STATE, Listing, list_files, mounts_in
 from tasks.thinning import doomed_files, keeps_state_apart, state_files
@@ -86,7 +86,7 @@ def _look_around(root: Path) -> _Around:
 
 def _see(folder: Path, step: int, around: _Around) -> SeenSave:
     if folder.is_symlink():
-        return SeenSave(folder.name, step, 0, 0.0, "a link, which is not followed")
+        return _see_link(folder, step)
     mount = next((point for point in around.mounts if point.is_relative_to(real_path(folder))), None)
     if mount is not None:
         return SeenSave(folder.name, step, 0, 0.0, f"{mount} is mounted in it")
@@ -94,6 +94,15 @@ def _see(folder: Path, step: int, around: _Around) -> SeenSave:
         return _see_files(folder, step, around.tracker)
     except OSError as error:  # a trainer may delete its own saves meanwhile
         return SeenSave(folder.name, step, 0, 0.0, f"cannot be looked at: {error.strerror}")
+
+
+def _see_link(folder: Path, step: int) -> SeenSave:
+    # It is not acted on; but what it holds may name others.
+    try:
+        leaving, has_state = list_files(real_path(folder)).leaving(), (folder / TRAINER_STATE).is_file()
+    except OSError:  # it leads nowhere, or to what is not mounted
+        leaving, has_state = (), False
+    return SeenSave(folder.name, step, 0, 0.0, "a link, which is not followed", leaving=leaving, holds_trainer_state=has_state)
 
 
 def _see_files(folder: Path, step: int, tracker: str) -> SeenSave:
@@ -125,10 +134,17 @@ def _judge(files: Listing) -> tuple[str, tuple[str, ...]]:
         return f"{THINNED_NAME} cannot be read: {error}", ()
     if doomed is not None:
         return THINNED, doomed
-    cause = _cause(files)
+    cause = _nested(files) or _cause(files)
     state = () if cause else state_files(files)
     rest = Listing(files.folder, {name: stat for name, stat in files.stats.items() if name not in state})
     return cause, state if state and not _cause(rest) else ()  # of ZeRO-3 a Trainer may keep weights in the training state alone
+
+
+def _nested(files: Listing) -> str:
+    # A Trainer keeps DeepSpeed's folder inside its own; any other step in a step is somebody's backup.
+    inner = {part for name in files.stats for part in PurePath(name).parts[:-1] if step_of(Path(part)) is not None}
+    others = sorted(name for name in inner if not name.startswith("global_step"))
+    return f"it holds another save, {others[0]}" if others else ""
 
 
 def _is_ahead(step: int, tracker: str) -> bool:

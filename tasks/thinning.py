@@ -7,12 +7,15 @@ this step, and is never touched.
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from reports.errors import FormatError, HostilePickleError
 from reports.write import replace_text
-from tasks.listing import THINNED_NAME, Listing
+from tasks.engine.formats.readers import open_checkpoint
+from tasks.listing import THINNED_NAME, Listing, list_files
 
 # What one of a save's files is called → the files of the training state, where they are apart from the weights
 _STATE_FILES: Mapping[re.Pattern[str], re.Pattern[str]] = MappingProxyType(
@@ -56,6 +59,30 @@ def keeps_state_apart(files: Listing) -> bool:
     return any(_WEIGHTS_APART.search(name) for name in files.stats)
 
 
+def keeps_weights(save: Path, names: tuple[str, ...]) -> bool:
+    """Return whether a save without its training state opens, and holds all tensors of the model, of the same shapes.
+
+    What would be left is opened as a folder of links: a placeholder beside sharded weights looks like a release of them.
+
+    Args:
+        save: its folder.
+        names: the files of the training state.
+
+    Returns:
+        False also where the save itself does not open.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in list_files(save).stats.keys() - set(names):
+            link = Path(scratch, save.name, name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(save.absolute() / name)
+        try:
+            whole, rest = (open_checkpoint(folder).catalog().tensors for folder in (save, Path(scratch, save.name)))
+        except (FormatError, HostilePickleError):
+            return False
+    return {name: tensor.shape for name, tensor in whole.items()} == {name: tensor.shape for name, tensor in rest.items()}
+
+
 def doomed_files(files: Listing) -> tuple[str, ...] | None:
     """Return what a thinning that was begun has still to delete.
 
@@ -63,7 +90,8 @@ def doomed_files(files: Listing) -> tuple[str, ...] | None:
         files: of the save.
 
     Returns:
-        Names, none when it was finished; None where there is no mark, or the save was written again over it.
+        Names, none when it was finished; None where there is no mark, nothing was deleted yet or all is back, or the save was written again
+        over it.
 
     Raises:
         ValueError: the mark is none.
@@ -72,7 +100,9 @@ def doomed_files(files: Listing) -> tuple[str, ...] | None:
         return None
     marked = _read_mark(files.content(THINNED_NAME))
     found = {name: told for name, told in marked.items() if name in files.stats}
-    return tuple(sorted(found)) if all(_tell(files.stats[name]) == told for name, told in found.items()) else None
+    is_same = all(_tell(files.stats[name]) == told for name, told in found.items())
+    is_written_again = set(state_files(files)) - marked.keys()  # under other names, as by another version of the trainer
+    return tuple(sorted(found)) if is_same and not is_written_again and len(found) < len(marked) else None
 
 
 def is_thinned(files: Listing) -> bool:
@@ -86,12 +116,15 @@ def is_thinned(files: Listing) -> bool:
     """
     try:
         return doomed_files(files) is not None
-    except ValueError:
+    except (ValueError, OSError):
         return True
 
 
 def _read_mark(content: bytes) -> Mapping[str, list[int]]:
-    held = json.loads(content)
+    try:
+        held = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     deleted = held.get("deleted") if isinstance(held, dict) else None
     if not isinstance(deleted, dict):
         raise ValueError("it lists no files")  # noqa: TRY004  # what the bytes say is at fault

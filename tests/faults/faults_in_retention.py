@@ -45,6 +45,11 @@ def go_back(root: Path) -> None:
         os.utime(path, (2e9, 2e9))
 
 
+def place_results_nowhere(root: Path) -> None:
+    """Results whose file says of no step."""
+    (root.parent / "result.json").write_text('{"results": {"arc/acc": 0.5}}')
+
+
 def leave(_: Path) -> None:
     """The run is sound; it is the policy that cannot be met."""
 
@@ -55,6 +60,7 @@ FAULTS: tuple[RetentionFault, ...] = (
     RetentionFault("marker_of_a_save_lost", "retention.incomplete", lose_the_marker),
     RetentionFault("training_went_back", "retention.backward", go_back),
     RetentionFault("spikes_wanted_without_a_log", "retention.unlogged", leave, {"pin_spikes": True}),
+    RetentionFault("results_of_no_step", "retention.unplaced", place_results_nowhere),
     RetentionFault("budget_below_what_must_stay", "retention.over-budget", leave, {"budget_nbytes": 10}),
     RetentionFault("weights_in_the_same_files", "retention.not-thinned", leave, {"weights_only_every_steps": 20}),
     RetentionFault("save_that_cannot_be_removed", "retention.left", block_deletion, apply=True),

@@ -26,7 +26,8 @@ def root(tmp_path) -> Path:
 def _retain(root: Path, policy: dict, *, apply: bool) -> Retained:
     path = root.parent / "retain.yaml"
     path.write_text(yaml.safe_dump({"keep_last": 3} | policy))
-    return retain(RetainRequest(root=root, policy=path, apply=apply, runs=root.parent / "runs"))
+    evals = list(root.parent.glob("result.json"))
+    return retain(RetainRequest(root=root, policy=path, apply=apply, evals=evals, runs=root.parent / "runs"))
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])

@@ -64,7 +64,7 @@ def histories(draw) -> tuple[RetentionEvidence, frozenset[str]]:
 @settings(max_examples=400, deadline=None)
 def test_nothing_goes_that_must_stay(history, policy):
     evidence, broken = history
-    plan = plan_retention(evidence, policy, lambda save: save.name not in broken)
+    plan = plan_retention(evidence, policy, lambda save: save.name not in broken, lambda save: bool(save.thinnable))
     acted = {decision.name for decision in plan.decisions if decision.action != "keep"}
     whole = [save for save in evidence.saves if save.is_complete and save.name not in broken]
     verified = [save.name for save in whole if save.name in evidence.verified]
@@ -86,12 +86,12 @@ def test_nothing_goes_that_must_stay(history, policy):
 def test_a_plan_made_again_after_it_was_carried_out_has_nothing_left_to_do(history, policy):
     # Kept saves stay kept: no second run eats into what the first one left. A budget keeps what fits, and more fits afterwards.
     evidence, broken = history
-    plan = plan_retention(evidence, policy, lambda save: save.name not in broken)
+    plan = plan_retention(evidence, policy, lambda save: save.name not in broken, lambda save: bool(save.thinnable))
     kept = {decision.name for decision in plan.of("keep")}
     thinned = {decision.name for decision in plan.of("thin")}
     left = (replace(save, cause=THINNED, thinnable=()) if save.name in thinned else save for save in evidence.saves)
     after = replace(evidence, saves=tuple(save for save in left if save.name in kept | thinned))
-    again = plan_retention(after, policy, lambda save: save.name not in broken)
+    again = plan_retention(after, policy, lambda save: save.name not in broken, lambda save: bool(save.thinnable))
     assert again.of("go") == again.of("thin") == ()
 
 
@@ -139,11 +139,13 @@ def _apply_with_crashes(root: Path, policy: RetentionPolicy, runs: Path, seed: i
         if root in path.parents and chance.random() < 0.1:
             raise Crash
 
-    def remove(path: Path) -> None:
+    def remove(path: Path, **options: object) -> None:
+        if root not in Path(path).parents:
+            return rmtree(path, **options)
         for file in sorted(Path(path).iterdir()):
             crash(file)
             unlink(file)
-        rmtree(path)
+        return rmtree(path)
 
     while True:
         crashing.setattr(retain_steps.shutil, "rmtree", remove)

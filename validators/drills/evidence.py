@@ -74,7 +74,7 @@ class Step:
     """One training step of one rank. `batch` and `rng` are digests, "" where they were not recorded; `lr` a rate per parameter group."""
 
     step: int
-    rank: int
+    rank: int = 0
     loss: float | None = None
     lr: tuple[float, ...] = ()
     batch: str = ""

@@ -1,7 +1,7 @@
 """The training log and the owner's goals, as files.
 
 Log: JSON lines, one per step and rank: `{"step": 101, "rank": 0, "loss": 4.58, "lr": [0.003], "batch": "<digest>", "rng": "<digest>",
-"tokens": 48, "time": 1795990000.0}`; all but step and rank may be left out. A last line without its end is one that the trainer is still
+"tokens": 48, "time": 1795990000.0}`; all but the step may be left out. A last line without its end is one that the trainer is still
 writing, and no step yet. Goals: YAML, the fields of `Goals` with `declared` inside.
 """
 

@@ -90,7 +90,8 @@ class RetentionPlan:
     """One decision per save, by step, the oldest first. `unfinished` are folders that an interrupted run left, which go first.
 
     `blocked` says why nothing may go, "" when it may. `relied_on` are the saves without which nothing may go: they are looked at again
-    before each deletion. `backward` are saves that were written before one of an earlier step: training went back.
+    before each deletion, and whether those `verified` among them still are. `backward` are saves that were written before one of an
+    earlier step: training went back.
     """
 
     root: str
@@ -98,6 +99,7 @@ class RetentionPlan:
     unfinished: tuple[str, ...] = ()
     blocked: str = ""
     relied_on: tuple[str, ...] = ()
+    verified: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
 
     def of(self, action: Action) -> tuple[Decision, ...]:

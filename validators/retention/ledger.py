@@ -200,8 +200,8 @@ def _differing(code: str, step: int, told: Mapping[str, str], noun: str) -> Iter
 def _lacking(row: LedgerRow, log: Sequence[LogLine], gaps: Sequence[tuple[int, int]]) -> Iterator[Finding]:
     if row.log is None and log and _is_left_out(row.step, log, gaps):
         yield finding("ledger.not-logged", f"step {row.step}", expected="a line of the log", found="none")
-    if not row.saves:
-        made = [*(one.where for one in row.evaluations), *(event.run_id for event in row.events)]
+    made = [*(one.where for one in row.evaluations), *(event.run_id for event in row.events if event.kind != "drill")]
+    if made and not row.saves:  # a drill read a save, and made nothing of it
         yield finding("ledger.save-gone", f"step {row.step}", expected="the save that these were made of", found=name_some(made))
 
 

@@ -6,7 +6,7 @@ somebody; and nothing goes at all while fewer than two saves are verified. Equal
 A save that others of its stretch go for must be whole; so rules that choose one ask `is_whole`, which opens it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from types import MappingProxyType
@@ -35,13 +35,14 @@ class RetentionEvidence:
     unfinished: tuple[str, ...] = ()
 
 
-def plan_retention(evidence: RetentionEvidence, policy: RetentionPolicy, is_whole: WholeSaves) -> RetentionPlan:
+def plan_retention(evidence: RetentionEvidence, policy: RetentionPolicy, is_whole: WholeSaves, has_weights: WholeSaves) -> RetentionPlan:
     """Decide what becomes of each save.
 
     Args:
         evidence: what is known of the run.
         policy: what its owner wants.
         is_whole: opens a save that looks complete, and says whether it is.
+        has_weights: opens what thinning would leave of a save, and says whether all its weights are there.
 
     Returns:
         One decision per save.
@@ -49,18 +50,20 @@ def plan_retention(evidence: RetentionEvidence, policy: RetentionPolicy, is_whol
     whole = _Opened(is_whole)
     reasons: dict[str, list[str]] = {save.name: [] for save in evidence.saves}
     complete = [save for save in evidence.saves if save.is_complete]
-    verified = [save for save in complete if save.name in evidence.verified and whole(save)][-MIN_VERIFIED:]
+    verified = _last_two(save for save in complete if save.name in evidence.verified and whole(save))
     newest = next((save for save in reversed(complete) if whole(save)), None)
     for save, because in (*_held(evidence, verified, newest), *_ruled(complete, policy, evidence.pins, whole)):
         reasons[save.name].append(because)
-    for save in _within_budget(evidence.saves, policy.budget_nbytes, {name for name, because in reasons.items() if because}):
+    thinned = {name: not reasons[name] and has_weights(save) for name, save in _to_thin(evidence.saves, policy, whole).items()}
+    stay = {save.name: _stays(save, reasons[save.name], thinned) for save in evidence.saves}
+    for save in _within_budget(evidence.saves, policy.budget_nbytes, stay):
         reasons[save.name].append(f"budget_nbytes: {spell_bytes(policy.budget_nbytes)}")
     blocked = f"{len(verified)} that a green drill has read whole" if len(verified) < MIN_VERIFIED else ""
-    thinned = _to_thin(evidence.saves, policy, whole)
-    decisions = tuple(_decide(save, reasons[save.name], save.name in thinned, blocked) for save in evidence.saves)
+    decisions = tuple(_decide(save, reasons[save.name], thinned.get(save.name), blocked) for save in evidence.saves)
     relied_on = dict.fromkeys(save.name for save in (*verified, *([newest] if newest else [])))
+    names = tuple(save.name for save in verified)
     return RetentionPlan(
-        evidence.root, _count_freed(decisions, evidence.saves), evidence.unfinished, blocked, tuple(relied_on), _backward(complete)
+        evidence.root, _count_freed(decisions, evidence.saves), evidence.unfinished, blocked, tuple(relied_on), names, _backward(complete)
     )
 
 
@@ -75,17 +78,35 @@ class _Opened:
         return self._known[save.name]
 
 
-def _decide(save: SeenSave, because: list[str], is_thinned: bool, blocked: str) -> Decision:
+def _by_time(saves: Sequence[SeenSave]) -> list[SeenSave]:
+    return sorted(saves, key=lambda save: (save.saved_at, save.step))
+
+
+def _last_two(verified: Iterable[SeenSave]) -> list[SeenSave]:
+    # By step, and by time: after a run went back, the last by step are of what it left.
+    found = list(verified)
+    return list({save.name: save for order in (_by_time(found), found) for save in order[-MIN_VERIFIED:]}.values())
+
+
+def _stays(save: SeenSave, because: list[str], thinned: Mapping[str, bool]) -> int:
+    # Bytes of a save that stay whatever the budget is.
+    if because or (save.name in thinned and not thinned[save.name]):
+        return save.nbytes
+    return save.nbytes - save.thinnable_nbytes if save.name in thinned else 0
+
+
+def _decide(save: SeenSave, because: list[str], has_weights: bool | None, blocked: str) -> Decision:
+    # `has_weights` says of a save to be thinned whether what is left holds them; None of any other.
     if because:
         return Decision(save.name, save.step, "keep", tuple(because), save.nbytes)
     if blocked:
         return Decision(save.name, save.step, "keep", (f"nothing goes before {MIN_VERIFIED} saves are verified: {blocked}",), save.nbytes)
     if save.is_half_thinned:
         return Decision(save.name, save.step, "thin", ("an interrupted run was thinning it",), save.nbytes, save.thinnable_nbytes)
-    if is_thinned and save.thinnable:
+    if has_weights:
         told = ("weights only, by weights_only_every_steps",)
         return Decision(save.name, save.step, "thin", told, save.nbytes, save.thinnable_nbytes)
-    if is_thinned:
+    if has_weights is not None:
         told = ("weights_only_every_steps, but its weights and its training state lie in the same files",)
         return Decision(save.name, save.step, "keep", told, save.nbytes, unthinnable=True)
     return Decision(save.name, save.step, "go", ("no rule keeps it",), save.nbytes, save.nbytes)
@@ -123,9 +144,7 @@ def _held(evidence: RetentionEvidence, verified: list[SeenSave], newest: SeenSav
             yield save, save.cause if save.is_thinned else f"not acted on: {save.cause}"
     yield from ((save, "the newest") for save in evidence.saves[-1:])
     yield from ((save, "the newest complete one") for save in [newest] if save is not None)
-    latest = max(evidence.saves, key=lambda save: (save.saved_at, save.step), default=None)
-    if latest is not None and latest != evidence.saves[-1]:
-        yield latest, "the latest written: training went back to before it"
+    yield from ((save, "the last one written") for save in _by_time(evidence.saves)[-1:] if save != evidence.saves[-1])
     yield from ((save, "among the last two verified") for save in verified)
     named = {save.name: save for save in evidence.saves}
     yield from ((named[claim.name], claim.because) for claim in evidence.claims if claim.name in named)
@@ -145,8 +164,7 @@ def _ruled(complete: list[SeenSave], policy: RetentionPolicy, pins: Sequence[Pin
 
 def _last(complete: list[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> Iterator[SeenSave]:
     # By step, and by time: a run that went back writes lower steps than those it left behind.
-    by_time = sorted(complete, key=lambda save: (save.saved_at, save.step))
-    chosen = (islice(filter(whole, reversed(order)), policy.keep_last) for order in (complete, by_time))
+    chosen = (islice(filter(whole, reversed(order)), policy.keep_last) for order in (complete, _by_time(complete)))
     yield from {save.name: save for saves in chosen for save in saves}.values()
 
 
@@ -158,12 +176,12 @@ def _every_tokens(complete: list[SeenSave], policy: RetentionPolicy, whole: Whol
     return _stretches([save for save in complete if save.tokens], lambda save: save.tokens, policy.every_tokens, whole)
 
 
-def _within_budget(saves: Sequence[SeenSave], budget_nbytes: int, kept: set[str]) -> Iterator[SeenSave]:
-    # The newest of those that nothing else keeps, as far as they fit beside what stays anyway.
-    used = sum(save.nbytes for save in saves if save.name in kept)
+def _within_budget(saves: Sequence[SeenSave], budget_nbytes: int, stay: Mapping[str, int]) -> Iterator[SeenSave]:
+    # The newest of those that nothing else keeps whole, as far as they fit beside what stays anyway.
+    used = sum(stay.values())
     for save in reversed(saves):
-        if save.is_complete and save.name not in kept:
-            used += save.nbytes
+        if save.is_complete and stay[save.name] < save.nbytes:
+            used += save.nbytes - stay[save.name]
             if used > budget_nbytes:
                 return
             yield save
@@ -186,15 +204,15 @@ def _stretches(saves: Sequence[SeenSave], count: Callable[[SeenSave], int], leng
             yield chosen
 
 
-def _to_thin(saves: Sequence[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> frozenset[str]:
+def _to_thin(saves: Sequence[SeenSave], policy: RetentionPolicy, whole: WholeSaves) -> dict[str, SeenSave]:
     # Of each stretch one; where an earlier run has thinned one, that is it.
     if not policy.weights_only_every_steps:
-        return frozenset()
+        return {}
     kept = [save for save in saves if save.is_complete or save.is_thinned]
     stretches = (list(group) for _, group in groupby(kept, lambda save: save.step // policy.weights_only_every_steps))
     fresh = (alike for alike in stretches if not any(save.is_thinned for save in alike))
     chosen = (next((save for save in alike if whole(save)), None) for alike in fresh)
-    return frozenset(save.name for save in chosen if save is not None)
+    return {save.name: save for save in chosen if save is not None}
 
 
 def _around(complete: list[SeenSave], pin: Pin, whole: WholeSaves) -> Iterator[SeenSave]:

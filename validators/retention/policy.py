@@ -42,10 +42,11 @@ class RetentionPolicy(_Strict):
     """What to keep. 0 switches a rule off; the newest saves are always kept.
 
     `every_steps` and `every_tokens` keep the first save of each stretch; `weights_only_every_steps` keeps its weights alone, where the
-    format has them in files of their own; `budget_nbytes` keeps the newest that fit into it beside what must stay.
+    format has them in files of their own; `budget_nbytes` keeps the newest that fit into it beside what must stay. `hold_drilled` says
+    whether reports of drills hold the saves they name, as all reports do.
     """
 
-    keep_last: Annotated[int, Field(ge=1)] = 3
+    keep_last: Annotated[int, Field(ge=1, le=1_000_000_000)] = 3
     every_steps: _Count = 0
     every_tokens: _Count = 0
     milestones: Annotated[tuple[_Count, ...], Field(strict=False)] = ()
@@ -54,6 +55,7 @@ class RetentionPolicy(_Strict):
     budget_nbytes: _Count = 0
     pin_spikes: bool = True
     pin_data_switches: bool = True
+    hold_drilled: bool = True
     tokens_per_step: _Count = 0
     spikes: SpikeRule = SpikeRule()
 

@@ -9,7 +9,7 @@ from tasks.claims import find_claims
 from tasks.pointed import find_pointed
 from tasks.saves import list_saves
 from tasks.sight import see_saves
-from tests.builders.many_saves import make_saves, report_on
+from tests.builders.many_saves import make_saves, report_on, written_at
 from validators.retention.evidence import SeenSave
 
 
@@ -30,6 +30,46 @@ def test_every_pointer_file_counts_and_not_the_first_alone(root):
     (root / "latest").write_text("step-20\n")
     (root / "latest_checkpointed_iteration.txt").write_text("30")
     assert set(_named(root)) == {"step-20", "step-30"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step-20/",
+        "./step-20",
+        "run/step-20\n",
+        "/data/run/step-20",
+        '"step-20"',
+        "\ufeffstep-20",
+        "step-20\nstep-50",
+        '{"path": "step-20"}',
+        "0020",
+    ],
+)
+def test_a_pointer_may_say_it_in_many_ways(root, text):
+    (root / "latest").write_text(text)
+    assert "step-20" in _named(root)
+
+
+def test_a_pointer_that_is_a_link_to_a_text_says_what_that_says(root):
+    (root / "pointer.txt").write_text("step-20")
+    (root / "latest").symlink_to("pointer.txt")
+    assert set(_named(root)) == {"step-20"}
+
+
+def test_the_newest_state_by_time_tells_the_best_model_too(root):
+    # Training went back to step 20; what it left behind had another best one.
+    for step, seconds, best in ((50, 50, "out/step-40"), (20, 90, "out/step-10")):
+        (root / f"step-{step}" / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": best}))
+        written_at(root / f"step-{step}", seconds)
+    assert set(_named(root)) == {"step-10", "step-40"}
+
+
+def test_a_state_that_is_being_written_does_not_hide_the_one_before_it(root):
+    for step, text in ((40, json.dumps({"best_model_checkpoint": "out/step-10"})), (50, '{"best_model_checkpoint": "out/st')):
+        (root / f"step-{step}" / "trainer_state.json").write_text(text)
+        written_at(root / f"step-{step}", step)
+    assert set(_named(root)) == {"step-10"}
 
 
 @pytest.mark.parametrize("target", ["step-20", "step-20/inner", "../run/step-20", "{root}/step-20"])
