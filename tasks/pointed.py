@@ -10,9 +10,10 @@ from reports.paths import passed_paths
 from tasks.claims import folder_of
 from tasks.engine.formats.folders import list_names
 from tasks.listing import TRAINER_STATE
-from tasks.saves import read_pointers
+from tasks.saves import POINTERS, read_pointers
 from validators.retention.evidence import Claim, SeenSave
 
+_NOTE_NBYTES = 1000
 _BETWEEN_NAMES = re.compile(r"[^\w.+=-]+")
 
 
@@ -24,12 +25,12 @@ def find_pointed(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
         saves: its saves.
 
     Returns:
-        Claims: of pointer files, of links (`best -> step-200`), of the best model that Trainer remembers.
+        Claims: of pointer files and other short texts, of links (`best -> step-200`), of the best model that Trainer remembers.
 
     Raises:
         FormatError: the root cannot be listed.
     """
-    return (*_by_pointer(root, saves), *_by_link(root, saves), *_by_trainer(root, saves))
+    return (*_by_pointer(root, saves), *_by_note(root, saves), *_by_link(root, saves), *_by_trainer(root, saves))
 
 
 def find_linked(root: Path, saves: Sequence[SeenSave]) -> tuple[Claim, ...]:
@@ -64,6 +65,23 @@ def _by_pointer(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
         said = set(_BETWEEN_NAMES.split(named))
         steps = {int(word) for word in said if word.isdecimal() and word.isascii()}
         yield from (Claim(save.name, f"the pointer file {pointer} names it") for save in saves if save.name in said or save.step in steps)
+
+
+def _by_note(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:
+    # Any short text beside the saves, such as `best.txt`. Of these only a save's whole name counts: a number may be anything.
+    names = {save.name for save in saves}
+    with os.scandir(root) as entries:
+        notes = sorted(entry.name for entry in entries if entry.name not in POINTERS and entry.is_file(follow_symlinks=False))
+    for note in notes:
+        said = set(_BETWEEN_NAMES.split(_short_text(root / note)))
+        yield from (Claim(name, f"the file {note} names it") for name in sorted(names & said))
+
+
+def _short_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size < _NOTE_NBYTES else ""
+    except OSError:  # it is gone, or somebody's own: it names nothing for this trainer
+        return ""
 
 
 def _by_link(root: Path, saves: Sequence[SeenSave]) -> Iterator[Claim]:

@@ -57,6 +57,14 @@ def test_a_pointer_that_is_a_link_to_a_text_says_what_that_says(root):
     assert set(_named(root)) == {"step-20"}
 
 
+def test_any_short_text_beside_the_saves_holds_what_it_names(root):
+    (root / "best.txt").write_text("run/step-20\n")
+    (root / "config.json").write_text('{"warmup": 30}')
+    (root / "train.log").write_text("saved step-40\n" * 100)  # a log names all of them
+    (root / "weights.bin").write_bytes(b"\xff\x00step-30x\x00")
+    assert _named(root) == {"step-20": "the file best.txt names it"}
+
+
 def test_the_newest_state_by_time_tells_the_best_model_too(root):
     # Training went back to step 20; what it left behind had another best one.
     for step, seconds, best in ((50, 50, "out/step-40"), (20, 90, "out/step-10")):
