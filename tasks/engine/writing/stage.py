@@ -133,13 +133,13 @@ class Stage:
         marker = self.folder / MARKER_NAME
         marker.write_text(json.dumps({"manifest_sha256": manifest}) + "\n")
         if durable:
-            _sync(marker)
-            _sync(self.folder)
+            sync_path(marker)
+            sync_path(self.folder)
         self._reached("marked")
         rename_noreplace(self.folder, self.destination)
         self._reached("renamed")
         if durable:
-            _sync(self.destination.parent)
+            sync_path(self.destination.parent)
 
     def discard(self) -> None:
         """Remove the stage and everything in it."""
@@ -212,11 +212,16 @@ def sync_tree(folder: Path) -> None:
         folder: with all it holds.
     """
     for path in sorted(folder.rglob("*")):
-        _sync(path)
-    _sync(folder)
+        sync_path(path)
+    sync_path(folder)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's entries.
+
+    Args:
+        path: an existing file or folder.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
