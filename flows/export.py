@@ -23,6 +23,7 @@ from flows.run import WATCHING, Both, Outcome, PrefectRunner, Progress, RedVerdi
 from flows.run_folder import now
 from reports.errors import ReleaseError, RequestError
 from reports.model import Omission, Report
+from reports.paths import real_path
 from reports.write import write_report
 from tasks.artifacts import ProgressArtifact
 from tasks.check import check_plan, check_release, measure_release, read_encoded, read_statistics
@@ -238,7 +239,7 @@ def _report(request: ExportRequest, run: Run, gathered: Gathered, notes: tuple[s
         omissions=(*planned.omissions, *(Omission(f"check {k}", v, "request") for k, v in request.skips.items())),
         notes=(*loaded.notes, *planned.notes, *run.notes, *notes),
         moment=loaded.moment,
-        checkpoint=loaded.checkpoint,
+        checkpoint=str(real_path(loaded.roots[0])),
     )
     if request.policy is not None and measured is not None:  # a plan that is refused never was a release
         report = apply_policy(report, read_policy(request.policy), datetime.now(UTC).date())

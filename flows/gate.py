@@ -17,6 +17,7 @@ from flows.run import Outcome, PrefectRunner, RedVerdictError, Run, Runner, show
 from flows.run_folder import now
 from reports.errors import RequestError
 from reports.model import Omission, Report
+from reports.paths import real_path
 from reports.write import ReportPaths, write_report
 from tasks.check import check_folder, check_headers, measure_release, read_statistics
 from tasks.compare_logits import compare_logits, merge_uncast
@@ -205,7 +206,7 @@ def _report(request: GateRequest, run: Run, judged: Judged, facts: ReleaseFacts,
         phases=tuple(run.phases),
         omissions=tuple(Omission(f"check {check}", reason, "request") for check, reason in request.skips.items()),
         notes=(*(loaded.notes if loaded else ()), *run.notes),
-        checkpoint=loaded.checkpoint if loaded else "",
+        checkpoint=str(real_path(loaded.roots[0])) if loaded else "",
         moment=loaded.moment if loaded else moment_of_release(request.release),
     )
 

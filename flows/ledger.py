@@ -14,7 +14,6 @@ from reports.errors import RequestError
 from reports.model import CheckResult, Mark, Report
 from reports.paths import real_path
 from reports.write import ReportPaths, replace_text, write_report
-from tasks.claims import LEDGER_KIND, LEDGER_NAME
 from tasks.engine.formats.readers import check_folder
 from tasks.ledger import gather_events, gather_saves
 from validators.retention.evaluations import read_evaluations
@@ -22,6 +21,7 @@ from validators.retention.evidence import Pin
 from validators.retention.ledger import LedgerRow, Sources, judge_ledger, line_up
 from validators.retention.pins import LogSigns, find_signs, propose_pins
 
+KIND = "ledger"
 COLUMNS = ("step", "tokens", "saves", "loss", "data", "evaluations", "exports", "drills")
 
 
@@ -62,12 +62,12 @@ def make_ledger(request: LedgerRequest) -> Ledger:
         raise RequestError(
             "holds no save, and nothing was made of one", where=str(root), remedy="Point at a folder with a folder per step."
         )
-    run_id, folder = make_run_folder(LEDGER_KIND, request.runs)
+    run_id, folder = make_run_folder(KIND, request.runs)
     replace_text(folder / "ledger.csv", spell_csv(rows))
-    replace_text(folder / LEDGER_NAME, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    replace_text(folder / "ledger.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     report = Report(
         run_id=run_id,
-        kind=LEDGER_KIND,
+        kind=KIND,
         action="lined up",
         subject=str(root),
         source=str(root),
@@ -95,7 +95,7 @@ def _judge(rows: Sequence[LedgerRow], sources: Sources, signs: LogSigns) -> Chec
         "spikes": len(signs.spikes),
         "switches of data": len(signs.switches),
     }
-    return CheckResult(LEDGER_KIND, "failed" if is_red else "passed", tuple(findings), len(rows), measured)
+    return CheckResult(KIND, "failed" if is_red else "passed", tuple(findings), len(rows), measured)
 
 
 def _mark(sources: Sources, pins: Sequence[Pin]) -> Iterator[Mark]:

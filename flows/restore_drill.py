@@ -23,7 +23,6 @@ from reports.paths import real_path
 from reports.write import write_report
 from tasks.drill import DrillFacts, Found, find_saves, judge_drill, keep_record, measure_numbers, read_save
 from tasks.drill_history import append_history, find_export, read_history
-from tasks.moments import moment_of
 from tasks.restore import (
     ResumeWish,
     choose_worlds,
@@ -37,7 +36,7 @@ from tasks.restore import (
 from tasks.restoring.trainer import refuse_unfound
 from tasks.sabotage import sabotage
 from tasks.saves import choose_older
-from validators.drills.consistency import known_step
+from validators.drills.consistency import count_tokens, known_step
 from validators.drills.drift import list_keys, list_order, spelling_of, versions_of
 from validators.drills.evidence import Drilled, PastDrill, Restored, Resumed, Sabotage, Save, Step
 from validators.drills.goals import Goals, Numbers
@@ -238,7 +237,7 @@ def _report(
         finished=now(),
         phases=tuple(run.phases),
         history=tuple(PastRun(p.run_id, p.finished, p.level, p.step, p.green, p.rto_seconds, p.rpo_seconds, p.nbytes) for p in history),
-        moment=moment_of(known_step(sound[0]), sound[0].facts.values) if sound else Moment(),
+        moment=Moment(known_step(sound[0]), count_tokens(sound[0].facts.values)) if sound else Moment(),
     )
 
 

@@ -169,22 +169,20 @@ def _judge(
     over = spell_excess(plan, policy)
     if over:
         findings.append(finding("retention.over-budget", plan.root, expected=f"at most {spell_bytes(policy.budget_nbytes)}", found=over))
-    freed = _sum_freed(planned, left)
     measured = {
         "saves": len(plan.decisions),
         "kept": len(plan.of("keep")),
         "thinned": len(plan.of("thin")),
         "going": len(plan.of("go")),
-        "bytes given back": freed,
-        "bytes kept": sum(d.nbytes for d in plan.decisions) - freed,
+        "bytes given back": _sum_freed(planned, left),
+        "bytes kept": sum(d.nbytes for d in plan.decisions) - _sum_freed(planned, left),
         "pins from the log": len(planned.pins),
     }
     return CheckResult("retention", "failed" if left else "passed", tuple(findings), max(1, len(plan.decisions)), measured)
 
 
 def _sum_freed(planned: Planned, left: tuple[tuple[str, str], ...]) -> int:
-    names = dict(left)
-    return sum(decision.freed_nbytes for decision in planned.plan.decisions if decision.name not in names)
+    return sum(decision.freed_nbytes for decision in planned.plan.decisions if decision.name not in dict(left))
 
 
 def _folded(code: str, names: Sequence[str], expected: str, found: str) -> list[Finding]:

@@ -131,8 +131,8 @@ def _claims_of(folder: Path, root: Path, names: frozenset[str], let_go: frozense
         yield f"{folder.name} cannot be read, and may name it ({type(error).__name__}: {error})", names
 
 
-def _may_be(path: Path, other: Path) -> bool:
-    return not os.path.lexists(path) or _is_same(path, other)  # what was moved since, or is of another machine, is not there
+def _may_be(path: Path, root: Path) -> bool:
+    return not os.path.lexists(path) or _is_same(path, root)  # a root that was moved since is not there
 
 
 def _load(path: Path) -> Mapping[str, object] | None:
@@ -155,15 +155,13 @@ def _reported(report: Mapping[str, object] | None, root: Path, names: frozenset[
 
 def _named(text: str, root: Path, names: frozenset[str]) -> str:
     path = Path(text)
-    if not path.is_absolute():
-        return ""
     name = save_of(path, root)
-    if name in names:
-        return name
+    if name in names or not path.is_absolute():
+        return name if name in names else ""
     # The same folder by another way: mounted elsewhere too, or a path of another machine, which does not exist here.
     for depth, part in reversed(list(enumerate(path.parts, 1))):
         there = Path(*path.parts[:depth])
-        if part in names and _may_be(there, root / part):
+        if part in names and (not os.path.lexists(there) or _is_same(there, root / part)):
             return part
     return ""
 
@@ -180,7 +178,7 @@ def _being_read(path: Path, root: Path, names: frozenset[str]) -> frozenset[str]
         paths = json.loads(path.read_bytes())
     except FileNotFoundError:  # none is, or the run has just ended
         return frozenset()
-    if any(_is_same(Path(text), root) for text in paths):
+    if any(real_path(Path(text)) == root or _is_same(Path(text), root) for text in paths):
         return names  # a run's root is read while one of its saves is chosen
     return frozenset(_named(text, root, names) for text in paths) - {""}
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from reports.model import Change, CheckResult, LogitsComparison, Omission, Witness
 from reports.moment import Moment
-from reports.paths import real_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,6 @@ class Loaded:
     num_state: int
     nbytes: int
     notes: tuple[str, ...]
-
-    @property
-    def checkpoint(self) -> str:
-        """Its folder's real path."""
-        return str(real_path(self.roots[0]))
 
     @property
     def label(self) -> str:

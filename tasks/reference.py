@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -80,7 +80,8 @@ def moment_of_release(release: Path) -> Moment:
     Returns:
         The moment; nothing in it where the manifest does not say, or there is none.
     """
-    told = _source_of(release)
+    source = read_config(release, MANIFEST_NAME).get("source")
+    told = source if isinstance(source, Mapping) else {}
     step, tokens = (told.get(name) if type(told.get(name)) is int else None for name in ("step", "consumed_tokens"))
     return Moment(step, tokens)
 
@@ -94,9 +95,5 @@ def weights_of(release: Path) -> Literal["stored", "master"]:
     Returns:
         "stored" where it does not say.
     """
-    return "master" if _source_of(release).get("weights") == "master" else "stored"
-
-
-def _source_of(release: Path) -> Mapping[str, Any]:
     source = read_config(release, MANIFEST_NAME).get("source")
-    return source if isinstance(source, Mapping) else {}
+    return "master" if isinstance(source, Mapping) and source.get("weights") == "master" else "stored"

@@ -15,13 +15,12 @@ from reports.errors import CommitError, FormatError, RequestError
 from tasks.claims import find_claims, find_settled, find_verified
 from tasks.drill_history import history_state
 from tasks.engine.writing.lock import ProcessLock
-from tasks.engine.writing.stage import sync_path
 from tasks.listing import list_files
 from tasks.moments import counted_tokens
 from tasks.pointed import find_linked, find_pointed
 from tasks.saves import look_at
 from tasks.sight import GOING, list_going, see_save, see_saves
-from tasks.thinning import keeps_weights, thin
+from tasks.thinning import keeps_weights, sync_folder, thin
 from validators.retention.evaluations import Evaluation
 from validators.retention.evidence import Action, Claim, Pin, RetentionPlan, SeenSave
 from validators.retention.pins import LogSigns, find_signs, propose_pins
@@ -189,7 +188,7 @@ class _Worker:
         except BaseException:
             going.rename(folder)
             raise
-        sync_path(self._root)
+        sync_folder(self._root)
         try:
             shutil.rmtree(going)
         except OSError as error:

@@ -137,7 +137,7 @@ def _judge(files: Listing) -> tuple[str, tuple[str, ...]]:
     cause = _nested(files) or _cause(files)
     state = () if cause else state_files(files)
     rest = Listing(files.folder, {name: stat for name, stat in files.stats.items() if name not in state})
-    return cause, state if state and not _lacking(rest) else ()  # of ZeRO-3 a Trainer may keep weights in the training state alone
+    return cause, state if state and not _cause(rest) else ()  # of ZeRO-3 a Trainer may keep weights in the training state alone
 
 
 def _nested(files: Listing) -> str:
@@ -155,13 +155,10 @@ def _cause(files: Listing) -> str:
     temporary = next((name for name in files.stats if name.endswith((".tmp", ".partial", ".incomplete"))), "")
     if temporary:
         return f"{temporary} is of a write that has not finished"
-    return _lacking(files) or next((f"{name} is cut short" for name in files.stats if _is_cut(files, name)), "")
-
-
-def _lacking(files: Listing) -> str:
-    # What its format needs and is not there; by names, and by what markers say.
     kind = next((kind for pattern, kind in _KINDS.items() if any(pattern.search(name) for name in files.stats)), None)
-    return "no checkpoint that this product knows" if kind is None else kind(files)
+    if kind is None:
+        return "no checkpoint that this product knows"
+    return kind(files) or next((f"{name} is cut short" for name in files.stats if _is_cut(files, name)), "")
 
 
 def _dcp(files: Listing) -> str:

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from reports.errors import FormatError, HostilePickleError
 from reports.write import replace_text
 from tasks.engine.formats.readers import open_checkpoint
-from tasks.engine.writing.stage import sync_path
 from tasks.listing import THINNED_NAME, Listing, list_files
 
 # What one of a save's files is called → the files of the training state, where they are apart from the weights
@@ -150,7 +149,7 @@ def thin(files: Listing, names: tuple[str, ...], refuse: Callable[[], None]) -> 
     mark = files.folder / THINNED_NAME
     if doomed_files(files) is None:
         replace_text(mark, json.dumps({"deleted": {name: _tell(files.stats[name]) for name in names}}, indent=1) + "\n")
-        sync_path(files.folder)
+        sync_folder(files.folder)
         try:
             refuse()
         except BaseException:
@@ -162,3 +161,16 @@ def thin(files: Listing, names: tuple[str, ...], refuse: Callable[[], None]) -> 
     for parent in sorted(inner, key=lambda path: len(path.parts), reverse=True):
         if not any((files.folder / parent).iterdir()):
             (files.folder / parent).rmdir()
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk knows a folder's entries.
+
+    Args:
+        folder: an existing one.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -259,8 +259,8 @@ class TestBetweenPlanAndDeletion:
 
     def test_the_oldest_goes_first_and_is_renamed_on_disk_before_it_is_emptied(self, root, tmp_path, planned, monkeypatch):
         done: list[str] = []
-        delete, sync = shutil.rmtree, retain_steps.sync_path
-        monkeypatch.setattr(retain_steps, "sync_path", lambda folder: (done.append(f"sync {folder.name}"), sync(folder)))
+        delete, sync = shutil.rmtree, retain_steps.sync_folder
+        monkeypatch.setattr(retain_steps, "sync_folder", lambda folder: (done.append(f"sync {folder.name}"), sync(folder)))
         monkeypatch.setattr(retain_steps.shutil, "rmtree", lambda path: (done.append(path.name), delete(path)))
         apply_plan(root, planned, tmp_path / "runs")
         assert done == [entry for step in range(10, 80, 10) for entry in ("sync run", f".step-{step}.shardwright-going")]

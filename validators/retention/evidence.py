@@ -112,3 +112,8 @@ class RetentionPlan:
             Decisions, the oldest save first.
         """
         return tuple(decision for decision in self.decisions if decision.action == action)
+
+    @property
+    def freed_nbytes(self) -> int:
+        """Bytes that it gives back."""
+        return sum(decision.freed_nbytes for decision in self.decisions)

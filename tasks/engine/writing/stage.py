@@ -133,13 +133,13 @@ class Stage:
         marker = self.folder / MARKER_NAME
         marker.write_text(json.dumps({"manifest_sha256": manifest}) + "\n")
         if durable:
-            sync_path(marker)
-            sync_path(self.folder)
+            _sync(marker)
+            _sync(self.folder)
         self._reached("marked")
         rename_noreplace(self.folder, self.destination)
         self._reached("renamed")
         if durable:
-            sync_path(self.destination.parent)
+            _sync(self.destination.parent)
 
     def discard(self) -> None:
         """Remove the stage and everything in it."""
@@ -212,16 +212,11 @@ def sync_tree(folder: Path) -> None:
         folder: with all it holds.
     """
     for path in sorted(folder.rglob("*")):
-        sync_path(path)
-    sync_path(folder)
+        _sync(path)
+    _sync(folder)
 
 
-def sync_path(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's entries.
-
-    Args:
-        path: an existing file or folder.
-    """
+def _sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
